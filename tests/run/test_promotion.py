@@ -355,6 +355,26 @@ def test_tasks_that_sessions_of_the_openai_api_trained_on(tmp_path: Path) -> Non
     assert [one.index for one in leaked_tasks(str(model), tasks)] == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("question", "text", "counts"),
+    [
+        ("Hi", "This is a chill evening.", False),
+        ("Hi", "Hi, what is two?", False),
+        ("Hi", "<|im_start|>user\nHi<|im_end|>", True),
+        ("Say  hi", "[INST] say hi [/INST]", True),
+        ("Hi", "Hi", True),
+        ("Compute 13 + 4", "Compute 13 + 45", False),
+        ("Compute 13 + 4", "Please compute 13\n+ 4 now", True),
+    ],
+)
+def test_prompts_are_found_in_texts_as_a_whole(tmp_path: Path, question: str, text: str, counts: bool) -> None:
+    run, file = tmp_path / "p" / "run", tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"text": text}) + "\n")
+    buffer = {"storage_type": "file", "path": str(file), "format": {"prompt_type": "text"}}
+    record_start(run, {"buffer": {"trainer_input": {"experience_buffer": buffer}}}, "run")
+    assert bool(leaked_tasks(str(run / "global_step_4"), [task(0, question)])) == counts
+
+
 def test_the_gate_refuses_leaked_sets_beyond_the_share(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trinity_core.run.promotion.leaked_tasks", lambda model, tasks: list(tasks[:4]))
     held_out = read_held_out(config, "model")

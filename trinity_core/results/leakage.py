@@ -4,6 +4,7 @@ it descends from, have trained on."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,13 +23,17 @@ from trinity_core.exchange.store.archive import whole_lines
 from trinity_core.results.data_rows import supervised_sets
 from trinity_core.results.lineage import ancestry
 
+SHORT = 8
+"""Characters below which a prompt, such as `Hi`, is too common to be searched for within other text."""
+
 
 def leaked_tasks(model: str, tasks: Sequence[Task]) -> list[Task]:
     """Return the tasks whose prompt the model, or one it descends from, was trained on.
 
     Prompts are compared without case and spacing. A task's prompt is searched for in texts without roles, and in
-    sessions of the OpenAI API and rollouts of earlier runs, which are stored as they were rendered. Of runs whose
-    folders are gone, nothing is known.
+    sessions of the OpenAI API and rollouts of earlier runs, which are stored as they were rendered; it must stand there
+    between whole words, a short one alone on its lines or between marks. Of runs whose folders are gone, nothing is
+    known.
     """
     asked: dict[str, list[Task]] = {}
     for task in tasks:
@@ -38,8 +43,7 @@ def leaked_tasks(model: str, tasks: Sequence[Task]) -> list[Task]:
     leaked: dict[int, Task] = {}
     for ancestor in ancestry(model):
         for text, is_whole in _trained_texts(ancestor.folder, ancestor.step) if ancestor.folder else ():
-            plain = _plain(text)
-            prompts = _held(plain, inner) if is_whole else [plain]
+            prompts = _held(text, inner) if is_whole else [_plain(text)]
             leaked |= {task.index: task for prompt in prompts for task in asked.get(prompt, ())}
     return [leaked[index] for index in sorted(leaked)]
 
@@ -47,8 +51,17 @@ def leaked_tasks(model: str, tasks: Sequence[Task]) -> list[Task]:
 def _held(text: str, inner: Mapping[str, frozenset[str]]) -> list[str]:
     """Return the prompts in a text. `inner`: each prompt's words without the first and the last, which may touch marks
     of the text; a prompt is only searched for if all of these stand in it, because searching is slow."""
-    words = frozenset(text.split())
-    return [prompt for prompt, between in inner.items() if between <= words and prompt in text]
+    plain, text = _plain(text), text.casefold()
+    words = frozenset(plain.split())
+    held = (prompt for prompt, between in inner.items() if between <= words and prompt in plain)
+    return [prompt for prompt in held if re.search(_pattern(prompt), text)]
+
+
+def _pattern(prompt: str) -> str:
+    words = r"\s+".join(map(re.escape, prompt.split()))
+    if len(prompt) < SHORT:
+        return rf"(?:^|[\n>\]:])\s*{words}\s*(?:$|[\n<\[])"
+    return rf"(?<![a-z0-9]){words}(?![a-z0-9])"
 
 
 def _trained_texts(folder: Path, step: int) -> Iterator[tuple[str, bool]]:
