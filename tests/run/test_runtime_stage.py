@@ -91,6 +91,19 @@ def test_explorer_and_trainer_of_a_run_can_be_separate_flows(config: Config) -> 
         other.kill()
 
 
+def test_parts_with_stores_of_one_name_on_different_machines_are_refused(config: Config) -> None:
+    """Each machine has the file on its own disk; here the explorer's is moved away."""
+    root, key = Path(config.checkpoint_root_dir), "buffer.trainer_input.experience_buffer.path"
+    store = {key: f"sqlite:///{root / 'store.db'}", key.replace("path", "storage_type"): "queue"}
+    explorer, trainer = (config.with_values({"mode": mode} | store) for mode in ("explore", "train"))
+    resume_step(explorer, {"explore"})
+    (root / "store.db").rename(root / "elsewhere.db")
+    with raising(TrinityError, key=key):
+        resume_step(trainer, {"train"})
+    (root / "elsewhere.db").replace(root / "store.db")
+    assert resume_step(trainer, {"train"}) == 0
+
+
 def test_a_run_goes_back_behind_a_checkpoint_for_good(config: Config) -> None:
     """A file of checkpoint 4 is missing for a while: its weights must not meet batches of the lineage after."""
     layout = JobLayout(config.job_dir).create()

@@ -18,7 +18,7 @@ from trinity_core.base.runlock import RUN_TRAINS, is_held, release
 from trinity_core.config import Config, ExperienceBufferConfig, ExperienceInputConfig, TasksetConfig, store_url
 from trinity_core.config.load import without_defaults
 from trinity_core.config.paths import normalised, uses_pipeline
-from trinity_core.config.secrets import without_secrets
+from trinity_core.config.secrets import without_password, without_secrets
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.data.files import data_files, is_local
 from trinity_core.data.joined import inputs_of
@@ -105,6 +105,8 @@ def _contents(file: Path) -> str:
 RECORD = ".settings.json"
 """End of the name of a record of shared settings, next to a lock; before it stand a dot and the name of the lock."""
 SOFTWARE = "software"
+STORE = "store"
+STORE_PATH = "buffer.trainer_input.experience_buffer.path"
 OTHER_SOFTWARE = "%s, which is at work on the same run, has other software: %s. Update all parts of a run together"
 log = logging.getLogger(__name__)
 
@@ -119,7 +121,7 @@ def shared_settings(config: Config) -> dict[str, Any]:
     excluded = [f"-{name}" for name in sorted(lora.exclude_modules)] if lora is not None else []
     modules = " ".join([*sorted(lora.target_modules), *excluded]) if lora is not None else ""
     settings: dict[str, Any] = {
-        "buffer.trainer_input.experience_buffer.path": _database(store_url(config)),
+        STORE_PATH: _database(store_url(config)),
         "synchronizer.sync_method": sync.sync_method,
         "model.lora_configs": None if lora is None else f"rank {lora.lora_rank} of {modules}",
         "synchronizer.max_staleness": sync.max_staleness,
@@ -140,11 +142,7 @@ def check_shared_settings(config: Config, locks: Sequence[str]) -> None:
     mine, software_here = shared_settings(config), software(config.plugin_dir)
     for lock in locks:
         write_json(_record(config.job_dir, lock), mine | {SOFTWARE: software_here}, durable=False)
-    for path in sorted(config.job_dir.glob(f".*{RECORD}")):
-        other = path.name[1:].removesuffix(RECORD)
-        if other in locks or not is_held(config.job_dir, other):
-            continue
-        theirs = read_json(path)
+    for other, theirs in _others_at_work(config, locks):
         differ = {
             key: f"{key} ({mine[key]} and {theirs[key]})" for key in mine if key in theirs and mine[key] != theirs[key]
         }
@@ -165,6 +163,30 @@ def check_shared_settings(config: Config, locks: Sequence[str]) -> None:
         ]
         if unlike:
             log.warning(OTHER_SOFTWARE, _holder_name(other), ", ".join(unlike))
+
+
+def check_same_store(config: Config, locks: Sequence[str], identity: str) -> None:
+    """Record the `identity` of a run's store next to its settings. Raises TrinityError, and releases the locks, if
+    another active part has another store: the same path or database name, but on another machine."""
+    for path in (_record(config.job_dir, lock) for lock in locks):
+        write_json(path, read_json(path) | {STORE: identity}, durable=False)
+    for other, theirs in _others_at_work(config, locks):
+        if theirs.get(STORE, identity) != identity:
+            for lock in locks:
+                release(config.job_dir, lock)
+            raise TrinityError(
+                f"{_holder_name(other)}, which is at work on the same run ({config.job_dir}), uses another store than "
+                f"{without_password(store_url(config))} as seen from this machine: name the same server in all files.",
+                key=STORE_PATH,
+            )
+
+
+def _others_at_work(config: Config, locks: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the lock and the record of each other active part."""
+    for path in sorted(config.job_dir.glob(f".*{RECORD}")):
+        other = path.name[1:].removesuffix(RECORD)
+        if other not in locks and is_held(config.job_dir, other):
+            yield other, read_json(path)
 
 
 def _record(job_dir: Path, lock: str) -> Path:

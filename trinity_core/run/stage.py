@@ -48,7 +48,7 @@ from trinity_core.hosting.gpus import smallest_memory, survey
 from trinity_core.hosting.placement import Placement, components_of, flow_of, runners, sync_method, unfilled_engine
 from trinity_core.results.lineage import newest_checkpoint, weights_of
 from trinity_core.run.configuration import start_from, with_settings
-from trinity_core.run.made_from import check_shared_settings, made_from
+from trinity_core.run.made_from import check_same_store, check_shared_settings, made_from
 from trinity_core.run.preflight.checks import require_ready, room_notices
 from trinity_core.run.preflight.memory import zero_stage_that_fits
 
@@ -401,6 +401,9 @@ def resume_step(config: Config, components: set[str]) -> int:
     if "train" in components:
         record_kill(config.job_dir)
     identify(config)
+    if config.is_part:
+        with open_run_store(config) as store:
+            check_same_store(config, lock_names(config, components), store.identity)
     step = latest_whole(config.job_dir) or 0
     if not begun or config.is_supervised or not (step or "explore" in components):
         return step

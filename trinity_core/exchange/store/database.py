@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
+from uuid import uuid4
 
 from sqlalchemy import URL, Connection, Engine, column, insert, inspect, make_url, select, table
 from sqlalchemy.exc import (
@@ -23,7 +24,7 @@ from trinity_core.base.processes import BOOT_ID
 from trinity_core.base.waits import retry
 from trinity_core.config.secrets import without_password
 from trinity_core.exchange.store.backend import StoreBackend, backend_of
-from trinity_core.exchange.store.schema import BOOT, META_TABLE, SCHEMA_VERSION, Tables, statements
+from trinity_core.exchange.store.schema import BOOT, IDENTITY, META_TABLE, SCHEMA_VERSION, Tables, statements
 
 F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger(__name__)
@@ -254,15 +255,28 @@ class Database:
                 if connection.execute(select(meta.c.schema)).scalar() is None:
                     first = {"clock": 0, "lineage": 0, "committed": 0}
                     connection.execute(insert(meta).values(id=1, namespace=namespace, schema=SCHEMA_VERSION, **first))
+                presence = self.tables.presence
+                if self._identity(connection) is None:
+                    connection.execute(insert(presence).values(role=IDENTITY, name=uuid4().hex))
                 if self._backend.one_machine and BOOT_ID.exists():
                     self._booted = self._boot_time(connection)
                     if self._booted is None:
                         self._booted = time.time() - time.monotonic()
                         boot = {"role": BOOT, "name": BOOT_ID.read_text().strip(), "seen": self._booted}
-                        connection.execute(insert(self.tables.presence).values(boot))
+                        connection.execute(insert(presence).values(boot))
 
         with self._translated():
             when_room(partial(retry, create, _is_locked, CREATE_SECONDS, 0.1), self.name)
+
+    @property
+    def identity(self) -> str:
+        """Return the name of the run's `IDENTITY` row."""
+        with self.read() as connection:
+            return self._identity(connection) or ""
+
+    def _identity(self, connection: Connection) -> str | None:
+        p = self.tables.presence.c
+        return connection.scalar(select(p.name).where(p.role == IDENTITY))
 
     def _boot_time(self, connection: Connection) -> float | None:
         p, boot = self.tables.presence.c, BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""

@@ -52,6 +52,8 @@ TRAINER, EXPLORER = "trainer", "explorer"
 BOOT = "boot"
 """Role of a row that records a boot of the machine: Unix seconds of the boot, as of the store's first opening after it.
 Its name is the boot id."""
+IDENTITY = "identity"
+"""Role of a row whose name is random, so that stores of the same URL on different machines can be told apart."""
 REWIND = "rewind"
 """Role of a row with the step of a rewind; its name is the lineage that began then."""
 TURN = "turn"

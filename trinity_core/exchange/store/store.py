@@ -90,6 +90,10 @@ class ExperienceStore:
     def close(self) -> None:
         self._database.close()
 
+    @property
+    def identity(self) -> str:
+        return self._database.identity
+
     def __enter__(self) -> ExperienceStore:
         return self
 
