@@ -439,7 +439,7 @@ def test_a_template_that_refuses_two_calls_goes_on_after_them(folder):
     assert text.count(CALL) == 3 and text.count("<|im_start|>tool\n5<|im_end|>") == 3
 
 
-@pytest.mark.parametrize("path", ["chat", "responses"])
+@pytest.mark.parametrize("path", ["chat", "responses", "completions"])
 def test_a_prompt_that_just_fills_the_context_has_its_code(api, speaker, path):
     def asked(count):
         say(speaker, "x")
@@ -448,6 +448,8 @@ def test_a_prompt_that_just_fills_the_context_has_its_code(api, speaker, path):
         if path == "chat":
             messages = [{"role": "user", "content": text}]
             return client.chat.completions.create(model="policy", messages=messages).usage.prompt_tokens
+        if path == "completions":
+            return client.completions.create(model="policy", prompt=[7] * count, max_tokens=None).usage.prompt_tokens
         return client.responses.create(model="policy", input=text).usage.input_tokens
 
     around = asked(100) - 100

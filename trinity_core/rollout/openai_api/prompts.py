@@ -26,8 +26,8 @@ CONTEXT = ("tools", "documents")
 MOST_CHARACTERS = 2000
 """Number of characters of a prompt to log, from its end, where requests differ."""
 TOO_LONG = (
-    "This model's maximum context length is {} tokens. However, your messages have {} tokens, which leaves none for an "
-    "answer. Please reduce the length of the messages."
+    "This model's maximum context length is {0} tokens. However, {1} tokens of {2} leave none for an "
+    "answer. Please reduce their length."
 )
 NEW_SEQUENCE = (
     "an agent's request begins a new sequence, so its rollout becomes several: %s. Later ones are not logged; the "
@@ -70,12 +70,23 @@ class SessionRenderer(OnlineRenderer):
             request, messages, default_template, default_template_content_format, default_template_kwargs, tool_dicts,
             *args, **named,
         )  # fmt: skip
+        self._check_room(prompts, "messages")
+        return conversation, prompts
+
+    async def preprocess_completion(self, *args: Any, **named: Any) -> Any:
+        """See `OnlineRenderer`."""
+        prompts = await super().preprocess_completion(*args, **named)
+        self._check_room(prompts, "prompt")
+        return prompts
+
+    def _check_room(self, prompts: Sequence[Any], parameter: str) -> None:
+        """Raise for a prompt that leaves no room for an answer: vLLM refuses one that is just full with errors of other
+        kinds."""
         longest = self.model_config.max_model_len
-        for prompt in prompts:  # vLLM refuses one that is just full with errors of other kinds
+        for prompt in prompts:
             rendered = prompt.get("prompt_token_ids")
             if isinstance(rendered, list) and len(rendered) >= longest:
-                raise VLLMValidationError(TOO_LONG.format(longest, len(rendered)), parameter="messages")
-        return conversation, prompts
+                raise VLLMValidationError(TOO_LONG.format(longest, len(rendered), parameter), parameter=parameter)
 
     async def _tokens(self, request: Any, params: ChatParams, messages: Sequence[Message]) -> list[int] | None:
         """Return the tokens of the prompt; None if vLLM renders it itself."""
