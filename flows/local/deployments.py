@@ -11,16 +11,21 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import UUID
+
+from pydantic import TypeAdapter
 
 from flows.local.server import client_environment
 from tasks.prefect_api import api_client
 from trinity_core.base.errors import TrinityError
-from trinity_core.base.gate import server_key
+from trinity_core.base.files import read_json, write_json
+from trinity_core.base.gate import server_key, state_dir
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import DeploymentSchedule
 
 PREFECT_SECONDS = 300.0
+SWITCHES = "switches.json"
 AT_ONCE = timedelta(seconds=0.1)
 """Prefect dates the creation and the first update of a schedule one after the other."""
 
@@ -41,27 +46,34 @@ def deploy(root: Path, api_url: str, say: Callable[[str], None]) -> None:
 @contextmanager
 def _kept_switches(root: Path, api_url: str, say: Callable[[str], None]) -> Iterator[None]:
     """Pause deployments that were paused before this context again after it, and switch schedules that were switched in
-    Prefect on or off again. Others are as prefect.yaml says."""
+    Prefect on or off again. Others are as prefect.yaml says. What was before is in a file until then: if the context
+    fails or is killed, the next one switches."""
     from prefect.client.schemas.actions import DeploymentUpdate
+    from prefect.client.schemas.objects import DeploymentSchedule
 
+    switches, file = TypeAdapter(dict[UUID, tuple[bool, list[DeploymentSchedule]]]), state_dir(root) / SWITCHES
     with api_client(api_url, server_key(root)) as client:
-        before = {deployment.id: deployment for deployment in client.read_deployments()}
+        before = {deployment.id: (deployment.paused, deployment.schedules) for deployment in client.read_deployments()}
+    before |= switches.validate_python(read_json(file))
+    write_json(file, switches.dump_python(before, mode="json"))
     yield
     with api_client(api_url, server_key(root)) as client:
         for deployment in client.read_deployments():
             if (known := before.get(deployment.id)) is None:
                 continue
+            was_paused, schedules = known
             title = f"{client.read_flow(deployment.flow_id).name}/{deployment.name}"
-            if known.paused and not deployment.paused:
+            if was_paused and not deployment.paused:
                 client.update_deployment(deployment.id, DeploymentUpdate(paused=True))
                 say(f"{title} stays paused.")
             for schedule in deployment.schedules:
-                earlier = _earlier(schedule, deployment.schedules, known.schedules)
+                earlier = _earlier(schedule, deployment.schedules, schedules)
                 if earlier is None or not _was_switched(earlier) or earlier.active == schedule.active:
                     continue
                 client.update_deployment_schedule(deployment.id, schedule.id, active=earlier.active)
                 switch, other = ("on", "off") if earlier.active else ("off", "on")
                 say(f"A schedule of {title} stays {switch}, as it was switched in Prefect; prefect.yaml says {other}.")
+    file.unlink()
 
 
 def _earlier(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefect import get_client
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
 
+from flows.local import deployments
 from flows.local.deployments import deploy
 from trinity_core.base.gate import key_file, make_state_dir
 
@@ -55,8 +59,18 @@ def switch(name: str, active: bool) -> None:
             client.update_deployment_schedule(deployment.id, schedule.id, active=active)
 
 
-def test_what_a_person_has_switched_or_paused_stays_so(prefect_api: str, tmp_path: Path) -> None:
-    """Two times; others follow prefect.yaml, whose other changes arrive."""
+def killed_after(run: Callable[..., Any]) -> Callable[..., Any]:
+    def killed(*arguments: Any, **options: Any) -> None:
+        run(*arguments, **options)
+        raise KeyboardInterrupt
+
+    return killed
+
+
+def test_what_a_person_has_switched_or_paused_stays_so(
+    prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two times, also after a deployment that was killed; others follow prefect.yaml, whose other changes arrive."""
     make_state_dir(tmp_path)
     key_file(tmp_path).write_text(os.environ["PREFECT_API_AUTH_STRING"])
     (tmp_path / "main.py").write_text(FLOW)
@@ -77,8 +91,13 @@ def test_what_a_person_has_switched_or_paused_stays_so(prefect_api: str, tmp_pat
         paused = client.read_deployment_by_name("of-test-deployments/many")
         client.update_deployment(paused.id, DeploymentUpdate(paused=True))
     changed = first.replace('"0 * * * *"', '"5 * * * *"').replace('1 * * *", active: false', '2 * * *", active: true')
+    (tmp_path / "prefect.yaml").write_text(changed)
+    with monkeypatch.context() as patched:
+        patched.setattr(deployments.subprocess, "run", killed_after(subprocess.run))
+        with pytest.raises(KeyboardInterrupt):
+            deploy(tmp_path, prefect_api, said.append)
+    assert schedules_of("many") == {"600": True, "900": True}
     for _ in range(2):
-        (tmp_path / "prefect.yaml").write_text(changed)
         deploy(tmp_path, prefect_api, said.append)
         assert schedules_of("one") == {"5 * * * *": True}
         assert schedules_of("many") == {"600": False, "900": False}
