@@ -8,11 +8,11 @@ import pytest
 from ports import free_port
 from raising import raising
 
-from trinity_core.base.errors import InputError
+from trinity_core.base.errors import DataError, InputError
 from trinity_core.config import ConfigError, OperatorConfig, config_from_dict
 from trinity_core.config.findings import Report
 from trinity_core.config.notices import notices
-from trinity_core.pipelines.data_juicer.local import ENVIRONMENT, MISSING
+from trinity_core.pipelines.data_juicer.local import ENVIRONMENT, MISSING, LocalDataJuicer
 from trinity_core.pipelines.named_parts import check_names
 from trinity_core.pipelines.tasks import TaskPipeline, curate, curated_tasks
 
@@ -106,6 +106,33 @@ def test_an_operator_that_data_juicer_lacks_is_refused(tmp_path):
     report = Report()
     check_names(config_of(tmp_path, {"data_juicer": {"server_url": "http://127.0.0.1:5005"}}, steps), report)
     assert report.problems == []
+
+
+@pytest.mark.skipif(not ENVIRONMENT.exists(), reason=MISSING)
+def test_rows_come_back_as_they_were_but_for_what_operators_change(tmp_path):
+    """Arrow has one type for a column. A filter that is listed again measures again."""
+    rows = [
+        {"question": "What is\u2009one?", "answer": "11", "calls": [{"name": "f", "arguments": {"x": 1}}], "n": 1},
+        {"question": "What is two?", "answer": "2", "calls": [{"name": "g", "arguments": {"city": "Ulm"}}], "n": 2.5},
+    ]
+    unusable = [{"question": "What is much?", "answer": "33", "n": 10**30}]
+    steps = [
+        {"text_length_filter": {"text_key": "question", "min_len": 10}},
+        {"whitespace_normalization_mapper": {"text_key": "question"}},
+        {"text_length_filter": {"text_key": "answer", "min_len": 2}},
+        {"words_num_filter": {"text_key": "question", "min_num": 2}},
+    ]
+    operator, server = OperatorConfig(name="data_juicer", args={"operators": steps}), LocalDataJuicer()
+    try:
+        dataset = curate(TaskPipeline([written(tmp_path, rows)], [operator]), tmp_path / "out", data_juicer=server)
+        with pytest.raises(DataError, match="too large"):
+            curate(TaskPipeline([written(tmp_path, unusable)], [operator]), tmp_path / "out", data_juicer=server)
+    finally:
+        server.close()
+    [left] = lines(dataset)
+    assert left == rows[0] | {"question": "What is one?", "text_len": 2, "num_words": 3}
+    assert type(left["n"]) is int
+    assert dataset.dropped == {"1 data_juicer": 1}
 
 
 @pytest.mark.skipif(not ENVIRONMENT.exists(), reason=MISSING)

@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 KEY = "TRINITY_DATA_JUICER_KEY"
+STATISTICS = "__dj__stats__"
 NO_DOWNLOADS = {"UV_OFFLINE": "1", "PIP_NO_INDEX": "1"}
 """Stops Data-Juicer from installing an operator's missing packages, in any version, at run time; it reports them
 instead."""
@@ -44,14 +45,31 @@ def process(rows: list[dict[str, Any]], operators: list[dict[str, Any]]) -> list
         raise ValueError(f"Data-Juicer cannot make the operators: {error}") from error
     try:
         dataset = NestedDataset.from_list(rows)
-    except (TypeError, ValueError) as error:  # Arrow's errors are either
+    except (TypeError, ValueError, OverflowError) as error:  # Arrow's errors are one of them
         raise ValueError(f"Data-Juicer cannot take the rows: {error}") from error
-    for operator, step in zip(loaded, operators, strict=True):
+    measures: dict[str, set[str]] = {}
+    for operator, name in zip(loaded, (name for step in operators for name in step), strict=True):
+        if name in measures:
+            dataset = NestedDataset.from_list(_unmeasured(list(dataset), measures[name]))
+        before = _measured(dataset)
         try:
             dataset = dataset.process([operator], open_monitor=False) if len(dataset) else dataset
         except Exception as error:
-            raise OperatorError(f"{next(iter(step))}: {type(error).__name__}: {error}") from error
+            raise OperatorError(f"{name}: {type(error).__name__}: {error}") from error
+        measures[name] = _measured(dataset) - before
     return list(dataset)
+
+
+def _measured(dataset: Any) -> set[str]:
+    rows = dataset[STATISTICS] if STATISTICS in dataset.features else ()
+    return {name for statistics in rows for name in statistics}
+
+
+def _unmeasured(rows: list[dict[str, Any]], names: set[str]) -> list[dict[str, Any]]:
+    """Return the rows without these statistics: a filter that finds its own does not look at the text, which may be
+    another column's now, or changed."""
+    kept = [{name: value for name, value in row.pop(STATISTICS).items() if name not in names} for row in rows]
+    return [row | {STATISTICS: left} if left else row for row, left in zip(rows, kept, strict=True)]
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -264,9 +264,19 @@ class DataJuicerOperators(TaskOperator):
 
 def _row(left: Row, original: Row) -> Row:
     """Return a row without Data-Juicer's own columns, and with its statistics."""
-    columns = {
-        key: value
-        for key, value in left.items()
-        if key != PLACE and not key.startswith(OWN) and (value is not None or key in original)
-    }
-    return columns | measured(left)
+    columns = {key: value for key, value in left.items() if key != PLACE and not key.startswith(OWN)}
+    return _restored(columns, original) | measured(left)
+
+
+def _restored(left: Any, original: Any) -> Any:
+    """Return a value as it was before it passed through Arrow, if no operator has changed it: Arrow gives all objects
+    of a column the same keys, and makes integers beside decimals decimals."""
+    if isinstance(left, dict) and isinstance(original, dict):
+        return {
+            key: _restored(value, original.get(key))
+            for key, value in left.items()
+            if value is not None or key in original
+        }
+    if isinstance(left, list) and isinstance(original, list) and len(left) == len(original):
+        return [_restored(*values) for values in zip(left, original, strict=True)]
+    return original if left == original else left

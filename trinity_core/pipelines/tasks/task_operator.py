@@ -98,7 +98,7 @@ def checked_keys(operator: str, keys: Sequence[str]) -> tuple[str, ...]:
 
 
 OURS = "trinity_core."
-FORMAT = 2
+FORMAT = 3
 """Raised whenever the same pipeline of our operators would write a different output than before."""
 
 
