@@ -13,6 +13,7 @@ from trinity_core.exchange.store.expert import ExpertData
 from trinity_core.exchange.store.strategies import (
     PRIORITY_FNS,
     Candidate,
+    DecayLimitRandomization,
     Fifo,
     Mix,
     Priority,
@@ -146,6 +147,8 @@ def test_make_strategy():
     assert make_strategy("mix", {"expert_data_ratio": 0.25}) == Mix(0.25, Fifo())
     assert make_strategy("mix", replay={"reuse_cooldown_time": 1}) == Mix(0.5, Priority(1))
     assert make_strategy("priority", {"decay": 1.0}, replay={"seed": 3}) == Priority(decay=1.0, seed=3)
+    limited = make_strategy("priority", {"decay": 1.0, "priority_fn": "decay_limit_randomization"})
+    assert isinstance(limited, Priority) and limited.function == DecayLimitRandomization(decay=1.0)
     for name, args in [("fofo", {}), ("priority", {"dekay": 1}), ("mix", {"expert_data_ratio": 1.0})]:
         with pytest.raises(TrinityError):
             make_strategy(name, args)

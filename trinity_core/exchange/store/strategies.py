@@ -152,12 +152,12 @@ class Priority(Strategy):
     """Takes the highest priority first, by `priority_fn` with its `priority_fn_args`; ties go to the older group.
 
     With `reuse_cooldown_time` a group may be taken again after that many seconds; without, each is taken once. `decay`
-    is that of `linear_decay`. Noise derives from `seed`, the trainer's version and the group's place among the
+    is the function's, if given. Noise derives from `seed`, the trainer's version and the group's place among the
     candidates.
     """
 
     reuse_cooldown_time: float | None = None
-    decay: float = 2.0
+    decay: float | None = None
     priority_fn: Annotated[str, Choices(_priority_fns)] = "linear_decay"
     priority_fn_args: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
@@ -166,7 +166,7 @@ class Priority(Strategy):
     favours_newer = True
 
     def __post_init__(self) -> None:
-        decay = {"decay": self.decay} if self.priority_fn == "linear_decay" else {}
+        decay = {} if self.decay is None else {"decay": self.decay}
         function = PRIORITY_FNS.resolve(self.priority_fn)(**decay | self.priority_fn_args)
         vars(self).update(function=function, use_limit=function.use_limit, cooldown=self.reuse_cooldown_time)
 
