@@ -20,9 +20,11 @@ from trinity_core.base.errors import DataError
 from trinity_core.base.layout import JobLayout
 from trinity_core.base.runlock import hold, release
 from trinity_core.cli import main
+from trinity_core.data.task_queue import TaskQueue
 from trinity_core.exchange.checkpoints.commit import begin, commit
 from trinity_core.exchange.checkpoints.resume import update_meta
 from trinity_core.exchange.store.archive import Archive
+from trinity_core.exchange.store.earlier_rollouts import find_rollouts
 from trinity_core.exchange.store.ledger import DrawnTask
 from trinity_core.exchange.store.schema import tables
 from trinity_core.exchange.store.store import ExperienceStore
@@ -367,6 +369,14 @@ def test_the_command_reports_and_exits_honestly(run: Run) -> None:
     assert done.returncode == 1 and "NOT every task is accounted for" in done.stdout
     done = trinity(str(run.layout.root.parent / "nothing"))
     assert done.returncode == 1 and str(run.layout.root.parent / "nothing") in done.stderr
+
+
+def test_queue_of_tasks_beside_the_store_is_no_store(run_in_a_file: Run) -> None:
+    queue = TaskQueue(run_in_a_file.layout.buffer / "tasks.db", "train")
+    queue.create()
+    queue.add([{"question": "2 + 2?"}])
+    assert run_in_a_file.audit().tasks_drawn == 30
+    assert len(list(find_rollouts(str(run_in_a_file.layout.root), None))) == 36
 
 
 def test_a_pipelines_folder_means_its_stages(run_in_a_file: Run, tmp_path: Path) -> None:

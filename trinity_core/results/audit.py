@@ -13,11 +13,10 @@ from trinity_core.base.errors import DataError
 from trinity_core.base.layout import JobLayout, stages_of
 from trinity_core.base.plugins import load_plugins
 from trinity_core.config import Config, load_config, stages, store_url
-from trinity_core.config.paths import DATABASES
 from trinity_core.data.session_log import read_sessions
 from trinity_core.exchange.checkpoints.resume import whole_steps
 from trinity_core.exchange.store.audit import Audit, archived, judge, read
-from trinity_core.exchange.store.database import Database, is_of_one_machine, namespaces
+from trinity_core.exchange.store.database import Database, is_of_one_machine, namespaces, stores_in
 from trinity_core.exchange.store.run_store import read_identity
 from trinity_core.exchange.store.schema import tables
 from trinity_core.exchange.tracking.metrics_file import metrics_path
@@ -77,7 +76,7 @@ def _runs_below(folder: Path) -> list[Path]:
 
 
 def _sqlite(folder: Path) -> str | None:
-    databases = [path for path in sorted((folder / "buffer").glob("*")) if path.suffix in DATABASES]
+    databases = stores_in(folder / "buffer")
     if len(databases) > 1:
         names = ", ".join(path.name for path in databases)
         raise DataError(f"{folder / 'buffer'} has several databases ({names}): say with --store which one is the run's")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any, TypeVar, cast
 from uuid import uuid4
 
@@ -22,6 +23,7 @@ from trinity_core.base.errors import DataError, TransientFault, TrinityError, on
 from trinity_core.base.files import when_room
 from trinity_core.base.processes import BOOT_ID
 from trinity_core.base.waits import retry
+from trinity_core.config.paths import DATABASES
 from trinity_core.config.secrets import without_password
 from trinity_core.exchange.store.backend import StoreBackend, backend_of
 from trinity_core.exchange.store.schema import BOOT, IDENTITY, META_TABLE, SCHEMA_VERSION, Tables, statements
@@ -124,6 +126,12 @@ def namespaces(url: str) -> list[str]:
         raise translated from error
     finally:
         engine.dispose()
+
+
+def stores_in(folder: Path) -> list[Path]:
+    """Return the SQLite files in a run's `buffer` folder that hold a store: others may be task queues."""
+    files = [file for file in sorted(folder.glob("*")) if file.suffix in DATABASES]
+    return [file for file in files if namespaces(f"{SQLITE_FILE}{file.absolute()}")]
 
 
 def again_if_away(method: F) -> F:

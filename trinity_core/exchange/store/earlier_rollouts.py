@@ -24,7 +24,7 @@ from trinity_core.data.chat import ChatEncoder, EncodedConversation
 from trinity_core.data.experience import Experience, from_bytes, from_json, rollout_rewards, rollouts_of
 from trinity_core.data.files import RejectedRow, RowLocation, read_rows
 from trinity_core.data.supervised import Kind, SupervisedRows, read_supervised, too_long
-from trinity_core.exchange.store.database import Database, namespaces
+from trinity_core.exchange.store.database import Database, namespaces, stores_in
 from trinity_core.exchange.store.schema import tables
 
 log = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ def find_rollouts(path: str, subset: str | None) -> Iterator[EarlierRollout | Re
     elif "://" in path or local.suffix in DATABASES:
         yield from _in_store(path if "://" in path else f"sqlite:///{local.absolute()}", subset)
     else:
-        stores = [file for file in sorted((local / "buffer").glob("*")) if file.suffix in DATABASES]
+        stores = stores_in(local / "buffer")
         if len(stores) != 1:
             many = f"several stores ({', '.join(map(str, stores))})" if stores else "no store"
             raise DataError(f"{path} is no folder of a run with a store: its buffer folder has {many}", key=str(path))
