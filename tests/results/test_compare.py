@@ -22,7 +22,7 @@ from trinity_core.exchange.checkpoints.resume import update_meta
 from trinity_core.exchange.tracking.answers import TaskAnswers, save_answers
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
 from trinity_core.exchange.tracking.run_record import record_start
-from trinity_core.results.compare import compare
+from trinity_core.results.compare import comparable_settings, compare, differing
 from trinity_core.results.paired import paired, paired_by_blocks, paired_over_seeds
 
 SCORES = st.dictionaries(st.sampled_from("abcdef"), st.lists(st.sampled_from([None, 0.0, 0.5, 1.0]), max_size=3))
@@ -199,6 +199,14 @@ def test_an_unset_key_of_a_stage_equals_what_the_stage_inherits(tmp_path: Path) 
     ]
     assert compare(folders).configuration == {"stages.0.algorithm.repeat_times": [4, 4, 8]}
     assert compare(folders).baseline == ["p/above_rft", "p/same_rft"]
+
+
+def test_a_critic_that_begins_as_the_policy_is_no_difference_of_its_own() -> None:
+    usual = [{"model": {"model_path": path, "critic_model_path": path}} for path in ("a", "b")]
+    own = {"model": {"model_path": "a", "critic_model_path": "c"}}
+    assert set(differing(comparable_settings(usual))) == {"model.model_path"}
+    critics = differing(comparable_settings([usual[0], own]))["model.critic_model_path"]
+    assert critics[0] is None and critics[1].endswith("c")
 
 
 def test_all_differences_are_listed_if_asked(tmp_path: Path) -> None:

@@ -200,8 +200,11 @@ def comparable_settings(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, 
 
 
 def _with_inherited(config: Mapping[str, Any]) -> dict[str, Any]:
-    stages = config.get("stages") or ()
-    above = {name: value for name, value in config.items() if name != "stages"}
+    """Return the configuration with whole stages, and without a critic's model that is the policy's."""
+    stages, model = config.get("stages") or (), dict(config.get("model") or {})
+    if model.get("critic_model_path") == model.get("model_path"):
+        model.pop("critic_model_path", None)
+    above = {name: value for name, value in config.items() if name != "stages"} | {"model": model}
     return above | {"stages": [merge(inherited(above, stage), stage, WHOLE) for stage in stages]}
 
 
