@@ -108,7 +108,7 @@ def test_import_verl_takes_a_command_or_a_yaml_file(tmp_path: Path) -> None:
     assert called(main, "import-verl").returncode == 2
     assert called(main, "import-verl", "--yaml", str(tmp_path / "run.sh")).returncode == 2
     other = called(main, "import-verl", "--", "python3", "-m", "other.trainer", "a=b")
-    assert other.returncode == 1 and "starts a veRL training" in other.stderr
+    assert other.returncode == 2 and "starts a veRL training" in other.stderr
 
 
 @pytest.mark.parametrize("text", ["nmae: x\n", None])
@@ -120,7 +120,7 @@ def test_run_refuses_a_wrong_or_missing_file_at_once(
     if text is not None:
         file.write_text(text)
     done = called(main, "run", "--config", str(file))
-    assert done.returncode == 1 and "nmae" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "nmae" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """`trinity`: the commands that run no flow. `flows.cli` adds those that do and is the console script.
 
 Nothing heavy is imported before a command runs, so that `trinity --help` answers at once. Errors meant for users are
-printed without a traceback; the exit code is then 1.
+printed without a traceback (exit codes: `run_app`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def options(
 
     Begin with `trinity quickstart`, in a clone or in the folder that `trinity init` makes.
 
-    Exit codes: 0; 1 after an error; 2 for a wrong command; 3 for a run that waits for a decision.
+    Exit codes: 0; 1 after an error; 2 for a wrong command or configuration; 3 for a run that waits for a decision.
     """
 
 
@@ -138,18 +138,14 @@ def plan(
 ) -> None:
     """Show what a run would do: stages, steps, memory, disk.
 
-    Exits with 2 if the configuration is refused, with 1 if the folder of its model is missing.
+    Exits with 2 if the configuration is refused, or if the folder of its model is missing.
     """
-    from trinity_core.config.findings import ConfigError
     from trinity_core.run.configuration import load_checked
-    from trinity_core.run.preflight.stage_plan import missing_folder, plan_json, plan_text, plans_with_pace
+    from trinity_core.run.preflight.models import report_missing_folder
+    from trinity_core.run.preflight.stage_plan import plan_json, plan_text, plans_with_pace
 
     settings = with_plugins(overrides, plugin_dir)
-    try:
-        loaded = load_checked(config, settings)
-    except ConfigError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    loaded = load_checked(config, settings)
     if measure:
         from trinity_core.run.preflight.pace import measure as measure_stages
 
@@ -157,8 +153,7 @@ def plan(
             measure_stages(loaded, partial(typer.echo, err=True))
     plans = plans_with_pace(loaded)
     typer.echo(plan_json(plans) if json else coloured(plan_text(plans)))
-    if missing := missing_folder(loaded):
-        raise TrinityError(missing)
+    load_checked(config, settings, report_missing_folder)
 
 
 @app.command("import-verl", rich_help_panel=BEFORE)

@@ -71,7 +71,7 @@ def test_changed_settings_hold_over_a_kill_and_stand_in_the_lineage(tmp_path: Pa
     with start(tmp_path, tiny_folders, f"monitor.pause.after_steps=[{PAUSE}]", "trainer.save_interval=1") as run:
         assert call(run).returncode == PAUSED
         wrong = call(run, "--decide", "continue algorithm.optimizer.lrate=1e-5")
-        assert wrong.returncode == 1 and "lrate" in wrong.stderr
+        assert wrong.returncode == 2 and "lrate" in wrong.stderr
         elsewhere = call(run, "--decide", "continue model.model_path=" + str(run.job / "global_step_3/actor"))
         assert elsewhere.returncode == 1
         assert not pause_at(run.job, PAUSE).decided.decision  # type: ignore[union-attr]

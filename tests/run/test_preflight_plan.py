@@ -18,6 +18,7 @@ from flows.cli import app
 from trinity_core.base.processes import cores
 from trinity_core.base.program import coloured
 from trinity_core.config import config_from_dict
+from trinity_core.config.findings import ConfigError
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.store.archive import Archive
 from trinity_core.exchange.store.store import ExperienceStore
@@ -250,9 +251,9 @@ def test_a_plan_sets_off_totals_their_parts_unknown_needs_and_missing_gpus():
 def test_a_configuration_that_is_not_fine_has_no_plan(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("mode: nothing\n")
-    result = CliRunner().invoke(app, ["plan", "--config", str(path)])
-    assert result.exit_code == 2
-    assert "mode" in result.stderr
+    with pytest.raises(ConfigError) as refused:
+        app(["plan", "--config", str(path)], standalone_mode=False)
+    assert "mode" in {fault.key for fault in refused.value.problems} and refused.value.exit_code == 2
 
 
 def test_a_plan_without_its_model_is_no_success(tmp_path, tiny_folder, monkeypatch):
@@ -265,4 +266,5 @@ def test_a_plan_without_its_model_is_no_success(tmp_path, tiny_folder, monkeypat
         monkeypatch.chdir(folder)
         result = CliRunner().invoke(app, ["plan", "--config", str(path)])
         assert result.exit_code == code and "4 tasks" in result.stdout, result.output
-    assert model.removeprefix("./") in str(result.exception)
+    assert isinstance(result.exception, ConfigError)
+    assert [(fault.key, fault.line) for fault in result.exception.problems] == [("model.model_path", 10)]

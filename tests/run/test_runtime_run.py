@@ -22,7 +22,7 @@ def test_the_page_is_at_most_100_lines() -> None:
 def test_a_wrong_setting_ends_the_run_with_one_line(tmp_path: Path, tiny_folders: TinyFolders) -> None:
     with pipeline(tmp_path, tiny_folders, "bufer.batch_size=3") as wrong:
         done = subprocess.run(wrong.command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "bufer" in done.stderr and "Traceback" not in done.stderr
 
 

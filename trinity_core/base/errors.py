@@ -18,6 +18,9 @@ class TrinityError(Exception):
     intact.
     """
 
+    exit_code = 1
+    """Of a command that ends with it."""
+
     def __init__(self, *args: object, key: str = "") -> None:
         """`key`: the configuration key, argument, column, tensor, name or file at fault, for programs."""
         super().__init__(*args)

@@ -142,8 +142,8 @@ def _open_outputs() -> None:
 
 
 def run_app(application: Callable[[], object]) -> None:
-    """Run a command line. Exit codes: 0; 1 after an error message; 2 for wrong usage; 3 for a paused run; 130 after
-    Ctrl+C."""
+    """Run a command line. Exit codes: 0; 1 after an error message; 2 for wrong usage or a refused configuration; 3 for
+    a paused run; 130 after Ctrl+C."""
     _open_outputs()
     if expanded("~") == Path("~"):  # no HOME, and a user without an account: our libraries need one at import
         os.environ["HOME"] = "/"  # as Docker has it
@@ -158,7 +158,7 @@ def run_app(application: Callable[[], object]) -> None:
         if os.environ.get("TRINITY_TRACEBACK"):
             raise
         typer.secho(f"error: {error}", fg=typer.colors.RED if sys.stderr.isatty() else None, err=True)
-        sys.exit(1)
+        sys.exit(error.exit_code if isinstance(error, TrinityError) else 1)
     finally:
         # As it ends, Python looks for garbage among all that was imported: after a run 2.3 core-seconds. Triton, which
         # a conversion loads, prints 40 lines about objects that are left.

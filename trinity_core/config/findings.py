@@ -97,6 +97,8 @@ class Finding:
 class ConfigError(TrinityError):
     """An invalid configuration; `problems` lists every reason, and `key` is the key of the first."""
 
+    exit_code = 2
+
     def __init__(self, problems: Sequence[Finding]) -> None:
         super().__init__(list(problems), key=problems[0].key if problems else "")
         self.problems = list(problems)

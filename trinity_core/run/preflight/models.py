@@ -55,6 +55,13 @@ def report_missing_policy(config: Config, report: Report) -> None:
             report.add(finding)
 
 
+def report_missing_folder(config: Config, report: Report) -> None:
+    """Report a run's starting model that is a local folder and cannot be loaded; nothing if it joins a Ray cluster."""
+    if report.stage in (None, "stages[0]") and not config.cluster.ray_address:
+        for finding in missing_folders(config, {"model.model_path"}):
+            report.add(finding)
+
+
 def _missing(key: str, path: str, speaks: bool) -> Iterator[Finding]:
     """Yield why a local folder, or name of the hub, holds no model (with a tokenizer if it `speaks`)."""
     if looks_local(path) or Path(path).exists():

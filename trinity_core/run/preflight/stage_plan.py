@@ -14,8 +14,6 @@ from trinity_core.base.timing import duration
 from trinity_core.config import Config, public_dict, stages
 from trinity_core.config.sync_schedule import SyncSchedule
 from trinity_core.config.training import DTYPE_BYTES
-from trinity_core.data.files import looks_local
-from trinity_core.exchange.model_fault import model_fault
 from trinity_core.hosting.gpus import smallest_memory, survey
 from trinity_core.hosting.placement import Machine, Placement, place
 from trinity_core.run.preflight.disk import disk_of, free_disk
@@ -114,13 +112,6 @@ def plans_with_pace(config: Config) -> list[StagePlan]:
         replace(plan, pace=cached_pace(stage), immeasurable=hindrance(stage))
         for plan, stage in zip(plans_of(config), stages(config), strict=True)
     ]
-
-
-def missing_folder(config: Config) -> str:
-    """Return why the run's starting model, if it is a local folder, cannot be loaded; "" if it can."""
-    model = stages(config)[0].model.model_path
-    local = looks_local(model) and not stages(config)[0].external_model and not config.cluster.ray_address
-    return f"model.model_path: {fault}" if local and (fault := model_fault(Path(model))) else ""
 
 
 def _stage(config: Config, machine: Machine, gpu_memory: int) -> StagePlan:
