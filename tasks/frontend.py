@@ -361,8 +361,8 @@ class PrefectFrontend(Frontend):
             show_if_possible(lambda: show_rollouts(config))
         self.show_so_far(config, summary)
 
-    def show_so_far(self, config: Config, summary: dict[str, Any]) -> None:
-        show_if_possible(lambda: show_summary(config, summary))
+    def show_so_far(self, config: Config, summary: dict[str, Any], running: str = "") -> None:
+        show_if_possible(lambda: show_summary(config, summary, running))
         if config.stages:
             show_if_possible(lambda: show_stage(config, summary))
 

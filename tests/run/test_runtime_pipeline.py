@@ -107,19 +107,22 @@ def test_a_finished_pipeline_is_not_run_again(
     assert summary["hf_dir"] == rft["hf_dir"] != sft["hf_dir"]
 
 
-def test_a_pipeline_shows_its_results_after_each_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipeline_shows_what_runs_and_its_results_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, rft = run_all(tmp_path)
-    config, shown = pipeline_of(tmp_path), list[dict[str, float | None]]()
-    write_summary(stages(config)[-1], rft | {"score": 0.7})
+    config, shown = pipeline_of(tmp_path), list[tuple[str, dict[str, float | None]]]()
+    summary_path(stages(config)[-1]).unlink()
 
     class Page(Frontend):
-        def show_so_far(self, config: Config, summary: dict[str, Any]) -> None:
-            shown.append(summary["scores"])
+        def show_so_far(self, config: Config, summary: dict[str, Any], running: str) -> None:
+            shown.append((running, summary["scores"]))
 
-    monkeypatch.setattr(driver, "run_request", lambda *_: {"score": 0.1})
+    results = iter([{"score": 0.1}, rft | {"score": 0.7}])
+    monkeypatch.setattr(driver, "run_request", lambda *_: next(results))
+    monkeypatch.setattr(driver, "open_cluster", lambda *_: None)
     summary = driver.run_pipeline(config, Page())
-    assert shown == [{"before": 0.1}, {"before": 0.1, "sft": 0.5}, {"before": 0.1, "sft": 0.5, "rft": 0.7}]
-    assert summary["scores"] == shown[-1]
+    whole, last = (f"{run.project}/{run.name}" for run in (config, stages(config)[-1]))
+    assert shown == [(f"{whole}, base score", {"before": None}), (last, {"before": 0.1, "sft": 0.5})]
+    assert summary["scores"] == {"before": 0.1, "sft": 0.5, "rft": 0.7}
 
 
 def test_the_seconds_of_a_pipeline_include_its_last_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,13 +96,15 @@ def test_the_summary_of_a_running_pipeline_leads_to_its_newest_rollouts(
     curve = config.job_dir / "curve.png"
     curve.write_bytes(b"\x89PNG")
     scores = {"scores": {"before": 0.25, "sft": 0.5}, "stage_seconds": {"before": 18.0, "sft": 500.0}, "seconds": 518.0}
-    PREFECT.show_so_far(config, {"step": 9, "score": 0.5, "curve": str(curve), "tokens": 0, "pauses": [], **scores})
+    summary = {"step": 9, "score": 0.5, "curve": str(curve), "tokens": 0, "pauses": [], **scores}
+    PREFECT.show_so_far(config, summary, "p/all_rft")
     assert [title for title, _ in shown] == [
         "Summary: no stage has ended yet",
-        "Summary: step 9, score 0.500",
+        "Summary: step 9, score 0.500, running p/all_rft",
         "Learning curve: step 9",
         "Rollouts: explorer, step 9",
     ], "the curve and the rollouts are the stage's"
+    assert "**running** p/all" in shown[1][1]
     assert "**time** 8 min 38 s: base score 18 s, sft 8 min 20 s" in shown[1][1]
     assert "tokens" not in shown[1][1] and "pauses" not in shown[1][1]
     assert "/rollouts/#run=Trinity-Flows%2Fall_sft)" in shown[1][1] and "runs?run=Trinity-Flows%2Fall)" in shown[1][1]

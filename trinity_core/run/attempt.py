@@ -394,8 +394,8 @@ class Frontend:
     def show(self, config: Config, summary: dict[str, Any], is_pipeline: bool = False) -> None:
         """Show the results of a run, or of a whole pipeline."""
 
-    def show_so_far(self, config: Config, summary: dict[str, Any]) -> None:
-        """Show the results of a pipeline's stages that have ended, while others follow."""
+    def show_so_far(self, config: Config, summary: dict[str, Any], running: str) -> None:
+        """Show the results of a pipeline's stages that have ended, and the title of the run that begins."""
 
 
 PLAIN = Frontend()

@@ -151,6 +151,7 @@ def _run_stages(config: Config, frontend: Frontend, is_ready: bool) -> dict[str,
 
     def run_stage(kind: str, stage: str, **more: Any) -> dict[str, Any]:
         request = StageRequest(config, kind, stage, is_ready=is_ready, **more)
+        frontend.show_so_far(config, pipeline_summary(plan, base_summary, summaries), request.title)
         return frontend.subflow(request, lambda: run_request(request, frontend))
 
     def publish() -> dict[str, Any]:
@@ -167,16 +168,14 @@ def _run_stages(config: Config, frontend: Frontend, is_ready: bool) -> dict[str,
         opened = frontend.call("cluster", lambda: open_cluster(config, plan.gpu_per_node), retries=True)
     with pipeline_cluster(plan, opened):
         base_summary: dict[str, Any] = {}
+        summaries: dict[str, dict[str, Any]] = {}
         if plan.scores_base:
             base_summary = run_stage("evaluate", plan.evaluates, which="base")
-            frontend.show_so_far(config, pipeline_summary(plan, base_summary, {}))
-        summaries: dict[str, dict[str, Any]] = {}
         model_path = ""
         for stage in plan.stages:
             done = stage.done or _left_out(config, stage)
             summaries[stage.name] = done or run_stage(stage.flow, stage.name, model_path=model_path)
             model_path = summaries[stage.name]["hf_dir"] or model_path
-            frontend.show_so_far(config, pipeline_summary(plan, base_summary, summaries))
         last = next((stage.name for stage in reversed(plan.stages) if stage.flow != "gate"), "")
         if last and plan.evaluates == last and summaries[last]["score"] is None and not summaries[last].get("left_out"):
             scored = run_stage("evaluate", last, which="latest", run=summaries[last]["name"])
