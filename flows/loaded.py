@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -28,9 +29,6 @@ from trinity_core.config.findings import ConfigError
 from trinity_core.run.configuration import load_checked
 from trinity_core.run.driver import run_request
 from trinity_core.run.stage import StageRequest
-
-ON_INTERRUPT = ("Execution was aborted by an interrupt signal", "record_cancellation")
-"""Parts of the lines that Prefect logs when Ctrl+C ends a flow, which it takes for a crash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:
     Prefect records the parameters of a deployment's run, so that `prefect flow-run retry` can start it again.
     """
     logging.getLogger("prefect.flow_runs").addFilter(_is_not_told_at_the_end)
-    logging.getLogger("prefect.task_runs").addFilter(_is_no_interrupt)
+    logging.getLogger("prefect.task_runs").addFilter(_is_no_signal)
     flow = cancellable(getattr(importlib.import_module(f"flows.{name}"), name))
     token = _LOADED.set(loaded)
     try:
@@ -98,25 +96,30 @@ def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:
 
 
 def _is_not_told_at_the_end(record: logging.LogRecord) -> bool:
-    """Return False for an error that the command prints as its last line, and for Ctrl+C, of which that line tells."""
+    """Return False for an error that the command prints as its last line, and for a signal, of which that line
+    tells."""
     is_printed = record.exc_info is not None and isinstance(record.exc_info[1], TrinityError)
-    return not is_printed and _is_no_interrupt(record)
+    return not is_printed and _is_no_signal(record)
 
 
-def _is_no_interrupt(record: logging.LogRecord) -> bool:
-    return not any(text in record.getMessage() for text in ON_INTERRUPT)
+def _is_no_signal(record: logging.LogRecord) -> bool:
+    """Return False for what Prefect logs when a signal ends a flow, which it takes for a crash."""
+    text = record.getMessage()
+    return not ("Crash" in text and _is_signal(sys.exc_info()[1])) and "record_cancellation" not in text
+
+
+def _is_signal(error: object) -> bool:
+    """True for Ctrl+C and SIGTERM; an exit of the user's code is none."""
+    exits = isinstance(error, SystemExit) and error.code == TERMINATED
+    return exits or isinstance(error, KeyboardInterrupt | TerminationSignal)
 
 
 def cancellable(command: Flow[..., Any]) -> Flow[..., Any]:
-    """Return a copy of the flow for a command that Ctrl+C or SIGTERM cancels; Prefect would record a crash.
-
-    An exit of the user's code within the flow remains a crash.
-    """
+    """Return a copy of the flow for a command that Ctrl+C or SIGTERM cancels; Prefect would record a crash."""
 
     def record_cancellation(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
         end = state.result(raise_on_failure=False)
-        exits = isinstance(end, SystemExit) and end.code == TERMINATED
-        if exits or isinstance(end, KeyboardInterrupt | TerminationSignal):
+        if _is_signal(end):
             signal = "Ctrl+C" if isinstance(end, KeyboardInterrupt) else "SIGTERM, such as that of Studio's Cancel"
             with get_client(sync_client=True) as client:
                 mark_ended(client, [flow_run], "Cancelled", f"Cancelled by {signal}")

@@ -70,12 +70,13 @@ def last_step(folder: Path) -> int:
     return max(line.step for line in read_metrics(folder / "tests/run") if line.source == "trainer")
 
 
-def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("notice", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_leaves_nothing_behind(tmp_path: Path, notice: signal.Signals, code: int) -> None:
     """The signal goes to the group of the process that was started, as in a terminal."""
     printed = tmp_path / "printed"
     with printed.open("w") as output:
         child = working(tmp_path, stderr=output)
-    end_by(child, signal.SIGINT, 130)
+    end_by(child, notice, code)
     assert not [word for word in ("Traceback", "Crash") if word in printed.read_text()]
     step = last_step(tmp_path)
     assert latest_whole(tmp_path / "tests/run") == step
