@@ -196,8 +196,12 @@ def test_a_port_in_use_is_told_and_may_pass(run_file):
     assert problems(run_file, *asked) == {}
 
 
-def test_more_gpus_than_there_are_are_refused(run_file):
-    assert "cluster" in problems(run_file, "cluster.gpu_per_node=99")
+def test_more_gpus_than_there_are_are_refused_once(run_file, monkeypatch):
+    assert "cluster.gpu_per_node" in problems(run_file, "cluster.gpu_per_node=99")
+    monkeypatch.setattr(checks, "survey", lambda: ["a GPU"])
+    assert set(problems(run_file, "cluster.gpu_per_node=1", "explorer.rollout_model.engine_num=2")) == {
+        "explorer.rollout_model.engine_num"
+    }
 
 
 def test_packages_of_a_base_in_4_bits_are_told(run_file, monkeypatch):

@@ -253,7 +253,7 @@ def missing_gpus(config: Config, cpus: int) -> Iterator[Finding]:
     try:
         place(config, weakest([Machine(cpus, gpus)], config.cluster.node_num))
     except TrinityError as error:
-        yield Finding("cluster", config.cluster.gpu_per_node, "unavailable", str(error))
+        yield Finding(error.key, None, "unavailable", str(error).removeprefix(error.key).lstrip(": "))
 
 
 def oversized(config: Config) -> Iterator[Finding]:
