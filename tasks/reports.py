@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 import math
 import re
@@ -34,7 +33,7 @@ from tasks.retries import api_faults
 from trinity_core.base.addresses import studio_links
 from trinity_core.base.threads import DaemonThread
 from trinity_core.config import Config
-from trinity_core.exchange.tracking.curve import LearningCurve, curve_title
+from trinity_core.exchange.tracking.curve import LearningCurve, curve_title, embedded
 from trinity_core.exchange.tracking.mlflow_root import default_uri, mlflow_address
 from trinity_core.exchange.tracking.mlflow_writer import served_run
 from trinity_core.exchange.tracking.progress import ProgressReport
@@ -315,8 +314,7 @@ def _show_page(config: Config, title: str) -> None:
 
 
 def show_curve(config: Config, if_due: bool = False) -> None:
-    """Draw and show the run's learning curve; with `if_due` only as often as `REPORT_SHARE` allows. The picture is
-    embedded, so that no file server is needed."""
+    """Draw and show the run's learning curve; with `if_due` only as often as `REPORT_SHARE` allows."""
     page = _page(config)
     with page.drawing:
         if if_due and time.monotonic() < page.curve_due:
@@ -337,9 +335,7 @@ def show_stage(config: Config, summary: dict[str, Any]) -> None:
 
 
 def _put_picture(config: Config, path: Path, step: int) -> None:
-    picture = base64.b64encode(path.read_bytes()).decode()
-    text = f"![Learning curve](data:image/png;base64,{picture})"
-    _put(config, "curve", text, f"Learning curve: step {step}")
+    _put(config, "curve", f"![Learning curve]({embedded(path.read_bytes())})", f"Learning curve: step {step}")
 
 
 def show_rollouts(config: Config) -> None:

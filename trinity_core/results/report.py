@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -18,7 +17,7 @@ from trinity_core.config.load import to_dict, without_defaults
 from trinity_core.config.resolve import resolve
 from trinity_core.config.source import key_of
 from trinity_core.config.validation import typed_section
-from trinity_core.exchange.tracking.curve import LearningCurve
+from trinity_core.exchange.tracking.curve import LearningCurve, embedded
 from trinity_core.exchange.tracking.metrics_file import read_evaluations
 from trinity_core.exchange.tracking.notes import Note
 from trinity_core.exchange.tracking.rollouts import newest_rollouts, source_text
@@ -123,8 +122,7 @@ def _run(folder: Path, other: Path | None) -> Iterable[str]:
     else:
         yield f"<p>{'not examined: the run has not ended' if recorded is None else '0 findings'}</p>"
     if picture := LearningCurve(folder).picture():
-        encoded = base64.b64encode(picture).decode()
-        yield f'<h3>Curve</h3><img alt="" src="data:image/png;base64,{encoded}">'
+        yield f'<h3>Curve</h3><img alt="" src="{embedded(picture)}">'
     if other is None:
         algorithm = value_at(config, "algorithm.algorithm_type") or "all"
         yield f"<h3>Settings that are not defaults of {escape(str(algorithm))}</h3>"

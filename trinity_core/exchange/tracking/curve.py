@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gc
 from io import BytesIO
 from pathlib import Path
@@ -25,6 +26,11 @@ def curve_title(config: Config) -> str:
     on = f", on {', '.join(paths)}" if paths else ""
     model = label_of(config.model.model_path)
     return f"{config.project} / {config.name}\n{config.algorithm.algorithm_type} from {model}{on}"
+
+
+def embedded(picture: bytes) -> str:
+    """Return a PNG as an address that holds it, so that no file server is needed."""
+    return f"data:image/png;base64,{base64.b64encode(picture).decode()}"
 
 
 class LearningCurve:
