@@ -294,17 +294,22 @@ def log(
     follow: Annotated[bool, typer.Option("--follow/--once", help="Keep printing new entries until Ctrl+C.")] = False,
 ) -> None:
     """Print the logs of all actors of a running or finished run as one stream, in order of time. Changes nothing."""
-    from trinity_core.exchange.tracking.logs import LogStream, entry_filter, entry_line, stream_entries
-    from trinity_core.results.audit import runs_in
+    from trinity_core.exchange.tracking.logs import LogStream, entry_filter, entry_line, is_selected, stream_entries
+    from trinity_core.results.audit import runs_in, stored_runs
 
-    folder = checkpoint_dir.absolute()
+    folder, actors = checkpoint_dir.absolute(), set[str]()
     if not folder.is_dir():
         raise TrinityError(f"--checkpoint-dir: there is no folder {folder}.")
     logged = LogStream(lambda: [*dict.fromkeys([folder, *runs_in(folder)])])  # the base model is scored in `folder`
     passes = entry_filter(level, actor or [])
     for entry in stream_entries(logged, follow):
+        actors.add(entry.actor)
         if passes(entry):
             typer.echo(entry_line(entry))
+    if not actors:
+        stored_runs(folder)  # raises where there is no run
+    elif actor and not any(is_selected(name, actor) for name in actors):
+        raise TrinityError(f"--actor {' '.join(actor)}: matches none of {', '.join(sorted(actors))}.", key="--actor")
 
 
 data_app = typer.Typer(name="data", help="The data sets of a configuration.", no_args_is_help=True)

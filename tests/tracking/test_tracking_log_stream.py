@@ -10,7 +10,7 @@ from pathlib import Path
 from raising import raising
 from typer.testing import CliRunner
 
-from trinity_core.base.errors import TrinityError
+from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.cli import app
 from trinity_core.exchange.tracking.logs import LogStream, entry_filter, entry_line, parse
 
@@ -69,9 +69,17 @@ def test_the_command_prints_a_pipelines_stages_and_names_them(tmp_path: Path) ->
     (tmp_path / "n" / "stages.json").write_text('{"sft": "n_sft", "rft": "n_rft"}')
     for second, stage in enumerate(("n_sft", "n_rft"), 1):
         write(tmp_path / stage, "trainer_0", line(second, "begins"), line(second, "too fine", "DEBUG"))
-    done = CliRunner().invoke(app, ["log", "--checkpoint-dir", str(tmp_path / "n")])
+    command = ["log", "--checkpoint-dir", str(tmp_path / "n")]
+    done = CliRunner().invoke(app, command)
     actors = [text.split()[3] for text in done.stdout.splitlines()]
     assert actors == ["n/explorer", "n_sft/trainer_0", "n_rft/trainer_0"]
+    other = CliRunner().invoke(app, [*command, "--actor", "trainer"])
+    assert isinstance(other.exception, TrinityError) and all(actor in str(other.exception) for actor in actors)
+
+
+def test_a_folder_without_a_run_has_no_log(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["log", "--checkpoint-dir", str(tmp_path)])
+    assert isinstance(done.exception, DataError) and done.exception.key == str(tmp_path)
 
 
 def test_follow_shows_what_is_logged_meanwhile(tmp_path: Path) -> None:

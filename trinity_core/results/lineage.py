@@ -149,7 +149,8 @@ def lineage(path: Path, all_rows: bool = False) -> list[Link]:
     if run_of(path)[0] is None:
         path = Path(newest_checkpoint(path))
     elif not path.is_dir():
-        raise DataError(f"there is no checkpoint {path}", key=str(path))
+        have = ", ".join(map(str, whole_steps(path.parent))) or "none"
+        raise DataError(f"there is no checkpoint {path}; steps of this run that have one: {have}", key=str(path))
     return [
         Link(one.model) if one.folder is None else _link(one.model, one.folder, one.step, all_rows)
         for one in ancestry(str(path))

@@ -210,12 +210,12 @@ def entry_filter(level: str, actors: Sequence[str]) -> Callable[[LogEntry], bool
         raise TrinityError(f"--level is {level!r}; it may be one of {', '.join(LEVELS)}.", key="--level")
     least = _severity(level.upper())
 
-    def passes(entry: LogEntry) -> bool:
-        names = (entry.actor, entry.actor.rpartition("/")[2])
-        is_selected = any(fnmatchcase(name, pattern) for name in names for pattern in actors)
-        return _severity(entry.level) >= least and (is_selected or not actors)
+    return lambda entry: _severity(entry.level) >= least and (not actors or is_selected(entry.actor, actors))
 
-    return passes
+
+def is_selected(actor: str, patterns: Sequence[str]) -> bool:
+    names = (actor, actor.rpartition("/")[2])
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
 def entry_line(entry: LogEntry) -> str:
