@@ -13,6 +13,7 @@ import pytest
 from commands import called
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import raising
 
 from flows.cli import main
 from trinity_core.base.errors import DataError
@@ -230,6 +231,9 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
         compare([tmp_path, tmp_path])
     assert refused.value.key == str(tmp_path)
+    absent = run_folder(tmp_path, "scored", 0.5, 1) / "global_step_7"
+    with raising(DataError, key=str(absent)):
+        compare([absent, absent.with_name("global_step_10")])
 
 
 def test_a_mistyped_run_is_answered_with_those_that_are_there(tmp_path: Path) -> None:

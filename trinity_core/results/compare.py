@@ -146,6 +146,8 @@ def read_run(path: Path) -> ComparedRun:
     folder = next((run for run in reversed(stored_runs(folder)) if read_evaluations(run)), folder)
     scored, at = newest_evaluation(folder) if step is None else (folder, step)
     metrics = [line.metrics for line in read_evaluations(scored) if line.step == at]
+    if step is not None and not metrics and not path.is_dir():
+        raise DataError(f"there is no checkpoint {path}, and no score of its step", key=str(path))
     answers = {name: read_answers(scored, name, at or 0) for name in (evaluated_sets(metrics[-1]) if metrics else ())}
     record = read_record(folder)
     return ComparedRun(

@@ -39,12 +39,13 @@ from trinity_core.exchange.checkpoints.shards import (
     read_megatron,
     shard_files,
 )
+from trinity_core.exchange.model_fault import model_fault
 from trinity_core.exchange.weights_digest import model_folder, weight_files
 
 if TYPE_CHECKING:
     import torch
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 LARGEST_FILE = "5GB"
 """Larger models are split into files of this size with an index, as transformers does."""
 HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
@@ -192,13 +193,8 @@ def is_converted(step_folder: Path) -> bool:
 
 
 def is_complete(folder: Path) -> bool:
-    """True if `folder` holds a loadable model: configuration and all weight files."""
-    if not (folder / "config.json").is_file():
-        return False
-    if (folder / INDEX).is_file():
-        files = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
-        return all((folder / name).is_file() for name in files)
-    return (folder / WEIGHTS).is_file()
+    """True if `folder` holds a loadable model: configuration and all weight files, as long as their headers say."""
+    return not model_fault(folder, speaks=False)
 
 
 def _has_model(actor: Path) -> bool:
