@@ -56,8 +56,8 @@ def test_non_finite_metrics_are_written_as_null(tmp_path: Path) -> None:
 def test_reader_skips_a_line_cut_short_by_a_crash(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path, "trainer")
     file.write(1, {"a": 1})
-    with metrics_path(tmp_path).open("a") as raw:
-        raw.write('{"step": 2, "sou')
+    with metrics_path(tmp_path).open("ab") as raw:
+        raw.write(b'{"step": 2, "sou\xfe')
     tail = Tail(tmp_path, "trainer")
     lines, position = tail.read()
     assert [line.step for line in lines] == [1]

@@ -35,6 +35,14 @@ def test_rollouts_come_back_as_they_were(tmp_path: Path) -> None:
     assert [(source, step) for source, step, _ in rollout_files(tmp_path)] == [("eval", 4), ("explorer", 12)]
 
 
+def test_a_damaged_rollout_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = save_rollouts(tmp_path, "explorer", 3, [SampledRollout("a", "b"), SampledRollout("c", "d")])
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b"\0\xfe{" + b"\n" + lines[1])
+    assert [rollout.prompt for rollout in read_rollouts(path)] == ["a", "c"]
+    assert f"{path}:2" in caplog.text
+
+
 def test_rollouts_of_a_pipeline_are_those_of_its_newest_stage_with_some(tmp_path: Path) -> None:
     """Its own are those of the model before training."""
     pipeline, sft, rft = (tmp_path / name for name in ("all", "all_sft", "all_rft"))

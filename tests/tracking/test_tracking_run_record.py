@@ -13,7 +13,7 @@ from prefect.exceptions import TerminationSignal
 from raising import raising
 
 from trinity_core.base.addresses import page_note
-from trinity_core.base.errors import TrinityError
+from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.base.files import write_json
 from trinity_core.config import config_from_dict, load_config, public_dict
 from trinity_core.config.load import escaped
@@ -54,6 +54,10 @@ def test_a_run_records_its_configuration_state_and_end(tmp_path: Path) -> None:
         ended = read_record(tmp_path)
         assert ended is not None and ended.present_state is state and ended.ended is not None
     assert read_record(tmp_path / "none") is None and read_config(tmp_path / "none") == {}
+    for damaged in (b"seed: [", b"\xfe\xff"):
+        config_path(tmp_path).write_bytes(damaged)
+        with raising(DataError, key=str(config_path(tmp_path))):
+            read_config(tmp_path)
 
 
 @pytest.mark.parametrize("prompt", ["Use ${seed}", r"Use \${seed}", r"\\${HOME} and \$1 \\", "5 $"])

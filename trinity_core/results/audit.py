@@ -112,7 +112,9 @@ def _namespace(folder: Path, namespaces_there: Sequence[str], url: str) -> str:
     mine = [] if identity else [name for name in namespaces_there if name and Path(name).resolve() == folder]
     if mine or (identity is None and len(namespaces_there) == 1 and is_of_one_machine(url)):
         return (mine or list(namespaces_there))[0]
-    raise DataError(f"the database has no run of {folder}, but of {', '.join(namespaces_there) or 'none'}")
+    others = ", ".join(namespaces_there)
+    there = f"but of {others}" if others else "and no other one: name the run's database by --store, or restore it"
+    raise DataError(f"the database has no run of {folder}, {there}", key=str(folder))
 
 
 COUNTS = (

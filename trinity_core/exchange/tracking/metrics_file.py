@@ -285,11 +285,11 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def parse(blob: bytes) -> Iterator[MetricLine]:
-    """Yield the complete lines in a piece of the file; truncated lines are skipped."""
+    """Yield the complete lines in a piece of the file; truncated and damaged ones are skipped."""
     for raw in blob.splitlines():
         try:
             entry = json.loads(raw)
-        except json.JSONDecodeError:
+        except ValueError:
             continue
         numbers = {name: math.nan if value is None else value for name, value in entry["metrics"].items()}
         others = {name: entry[name] for name in ("made_with", "weights", "total_steps", "updates") if name in entry}

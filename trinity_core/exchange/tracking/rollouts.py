@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -15,6 +16,8 @@ from trinity_core.data.experience import as_json
 
 if TYPE_CHECKING:
     from trinity_core.data.experience import Experience
+
+log = logging.getLogger(__name__)
 
 _FAULTS = re.compile(r"truncated$|_errors(/|$)")
 """Names of rare faults, which `says` in the view's `dom.js` recognises too."""
@@ -87,8 +90,13 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, object]], durable: bool =
 
 
 def read_stored_rows(path: Path) -> Iterator[dict[str, Any]]:
-    # Not `splitlines`: U+2028 and U+0085 may occur within a line.
-    yield from (json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line)
+    """Yield the rows of a file; damaged ones are left out with a warning, as the file is not synced to the disk."""
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+        try:
+            if line:
+                yield json.loads(line)
+        except ValueError:
+            log.warning("%s:%d is damaged and is left out", path, number)
 
 
 def read_rollouts(path: Path) -> list[SampledRollout]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from trinity_core.base.errors import DataError
 from trinity_core.base.files import private_folder, read_json, write_atomically, write_json
 from trinity_core.base.processes import start_mark, still_runs
 from trinity_core.config.load import escaped, unescaped
@@ -172,6 +173,12 @@ def read_record(job_dir: Path) -> RunRecord | None:
 
 
 def read_config(job_dir: Path) -> dict[str, Any]:
-    """Read the configuration as a tree; empty if the run has not recorded one."""
+    """Read the configuration as a tree; empty if the run has not recorded one. Raises DataError if it is damaged."""
     path = config_path(job_dir)
-    return _parse(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        return _parse(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        again = "remove it: the run's next start writes it again"
+        raise DataError(f"{path} is damaged ({' '.join(str(error).split())}); {again}", key=str(path)) from None
