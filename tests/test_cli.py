@@ -10,6 +10,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from errno import EACCES
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -28,6 +29,7 @@ from flows.local.connection import PrefectConnection, known_server
 from trinity_core import __version__
 from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.base.program import TERMINATED, ending_on_sigterm, raise_dropped, run_app
+from trinity_core.config.findings import ConfigError
 from trinity_core.run.attempt import wait_for_all
 
 ROOT = Path(__file__).parent.parent
@@ -199,7 +201,14 @@ def test_validate_shows_the_stages_with_overrides(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "raised", "code"),
-    [([], None, 0), ([], DataError("row 7"), 1), (["--nope"], None, 2), ([], KeyboardInterrupt(), 130)],
+    [
+        ([], None, 0),
+        ([], DataError("row 7"), 1),
+        ([], PermissionError(EACCES, "denied", "row 7"), 1),
+        ([], ConfigError([]), 2),
+        (["--nope"], None, 2),
+        ([], KeyboardInterrupt(), 130),
+    ],
 )
 def test_exit_codes_tell_what_ended_a_command(
     given: list[str],
@@ -219,7 +228,9 @@ def test_exit_codes_tell_what_ended_a_command(
     with pytest.raises(SystemExit) as ended:
         run_app(failing)
     assert ended.value.code == code
-    assert code != 1 or capsys.readouterr().err == "error: row 7\n", "one line, no traceback"
+    if code == 1:
+        error = capsys.readouterr().err
+        assert error.startswith("error: row 7") and error.count("\n") == 1, "one line, no traceback"
 
 
 def test_tasks_are_added_counted_and_ended(tmp_path: Path) -> None:

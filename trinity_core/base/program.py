@@ -154,10 +154,13 @@ def run_app(application: Callable[[], object]) -> None:
     except Paused as pause:
         typer.echo(f"paused: {pause}", err=True)
         sys.exit(PAUSED)
-    except (TrinityError, TransientFault) as error:
+    except (TrinityError, TransientFault, PermissionError) as error:
         if os.environ.get("TRINITY_TRACEBACK"):
             raise
-        typer.secho(f"error: {error}", fg=typer.colors.RED if sys.stderr.isatty() else None, err=True)
+        text = str(error)
+        if isinstance(error, PermissionError) and error.filename:
+            text = f"{error.filename}: permission is denied; a run's files are its owner's: let this user read them"
+        typer.secho(f"error: {text}", fg=typer.colors.RED if sys.stderr.isatty() else None, err=True)
         sys.exit(error.exit_code if isinstance(error, TrinityError) else 1)
     finally:
         # As it ends, Python looks for garbage among all that was imported: after a run 2.3 core-seconds. Triton, which
