@@ -323,7 +323,7 @@ def pick_stage(config: Config, stage: str) -> tuple[Config, Path | None]:
         return config, None
     names = stage_names(config)
     if stage not in names:
-        fault = f"{stage!r} is none of them" if stage else "name one"
+        fault = f"{stage!r} is none of them" if stage else "name one as stage (--stage)"
         raise TrinityError(
             f"The configuration has the stages {', '.join(names)}; {fault}. The flow `pipeline` runs all of them.",
             key="stage",
