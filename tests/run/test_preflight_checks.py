@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import sys
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any
 from unittest import mock
@@ -21,9 +24,10 @@ from raising import raising
 from typer.testing import CliRunner
 
 from flows.cli import app
-from trinity_core.base.errors import TransientFault
+from trinity_core.base.errors import DataError, TransientFault
 from trinity_core.base.processes import cores, free_memory, memory_limit
 from trinity_core.config import ConfigError
+from trinity_core.data.files import data_files
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.exchange.model_fault import model_fault
 from trinity_core.run.configuration import load_checked
@@ -243,6 +247,31 @@ def test_a_model_without_a_tokenizer_is_told(tiny_folder, tmp_path):
     for file in folder.glob("tokenizer*"):
         file.unlink()
     assert model_fault(folder) and model_fault(folder, speaks=False) == ""
+
+
+@contextmanager
+def unprivileged():
+    """Root may read everything."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+@pytest.mark.parametrize("name", ["", "config.json", "model.safetensors", "tokenizer.json"])
+def test_unreadable_model_or_data_are_faults_of_their_own(tiny_folder, name):
+    with TemporaryDirectory() as parent:  # `tmp_path` lies below folders that only its owner may enter
+        Path(parent).chmod(0o755)
+        folder = shutil.copytree(tiny_folder, Path(parent) / "model")
+        (folder / name).chmod(0)
+        with unprivileged():
+            assert str(folder / name) in model_fault(folder)
+            if not name:
+                with raising(DataError, key=str(folder)):
+                    data_files(str(folder))
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])

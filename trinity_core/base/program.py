@@ -159,7 +159,7 @@ def run_app(application: Callable[[], object]) -> None:
             raise
         text = str(error)
         if isinstance(error, PermissionError) and error.filename:
-            text = f"{error.filename}: permission is denied; a run's files are its owner's: let this user read them"
+            text = f"{error.filename}: permission denied; the files of a run are for its owner only"
         typer.secho(f"error: {text}", fg=typer.colors.RED if sys.stderr.isatty() else None, err=True)
         sys.exit(error.exit_code if isinstance(error, TrinityError) else 1)
     finally:

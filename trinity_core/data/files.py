@@ -320,7 +320,10 @@ def _name_no_split(files: list[Path]) -> bool:
 def _data_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    files = (file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
+    try:
+        files = [file for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")]
+    except PermissionError as error:
+        raise DataError(f"{folder} cannot be read: {error}", key=str(folder)) from error
     return sorted(file for file in files if file_format(file)[1] in READERS and file.name not in DESCRIPTIONS)
 
 

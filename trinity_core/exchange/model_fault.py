@@ -16,6 +16,13 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "s
 
 def model_fault(folder: Path, speaks: bool = True) -> str:
     """Return why the Hugging Face model in a folder cannot be loaded, with a tokenizer if it `speaks`; "" if it can."""
+    try:
+        return _fault(folder, speaks)
+    except PermissionError as error:
+        return f"{error.filename} cannot be read: permission denied."
+
+
+def _fault(folder: Path, speaks: bool) -> str:
     if not folder.exists():
         if str(folder).startswith("~") and folder.expanduser().exists():
             return f"write {folder.expanduser()}: `~` is not expanded in a model's path."
@@ -30,7 +37,10 @@ def model_fault(folder: Path, speaks: bool = True) -> str:
         return f"{folder / 'config.json'} cannot be read: {error}."
     if not isinstance(config, dict) or not (config.get("model_type") or config.get("architectures")):
         return f"{folder / 'config.json'} names no model_type; it is no model's configuration."
-    if speaks and not any((folder / name).is_file() for name in TOKENIZERS):
+    tokenizers = [folder / name for name in TOKENIZERS if (folder / name).is_file()]
+    for file in tokenizers if speaks else ():
+        file.open().close()
+    if speaks and not tokenizers:
         return f"{folder} has no tokenizer (tokenizer.json); copy it from the model that these weights come from."
     return _weights_fault(folder)
 
