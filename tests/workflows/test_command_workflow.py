@@ -140,6 +140,7 @@ reward = task['run'] + task['seed'] / 2**31 if task['row'] == {'target': 7} else
     rewards = [row.reward for row in agent]
     assert [int(reward) for reward in rewards] == [0, 1] and rewards[0] != rewards[1] - 1
     assert rewards == [row.reward for row in again]
+    assert [row.info["truth"] for row in agent] == [None, None], "the row has no reference answer"
 
 
 @pytest.mark.parametrize("how", ["", ", start_new_session=True"])

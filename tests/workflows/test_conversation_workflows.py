@@ -70,6 +70,12 @@ def test_judges_are_shown_the_conversation_before_each_answer():
     assert second.messages[0] == first.messages[0] and second.prompt == first.prompt
 
 
+def test_a_task_without_a_reference_answer_has_none():
+    task = make_task("multi_turn_workflow", repeat_times=1, raw={"question": "1+1?"}, workflow_args={"max_turns": 2})
+    [one] = run(task, Turns(WRONG, RIGHT), Shown())
+    assert one.info["truth"] is None
+
+
 def test_a_conversation_that_fills_the_context_keeps_its_reward(rewards):
     model = Turns(WRONG, RIGHT, max_model_len=30)
     [one] = run(task_of("multi_turn_workflow", feedback="n" * 30), model, rewards)

@@ -261,8 +261,8 @@ def words_found(reference: str, answer: str) -> list[tuple[str, bool]]:
 
 
 def _cut(value: Any) -> str:
-    """Return a text fit for sending: limited in length, without unpaired surrogates."""
-    text = str(value).encode(errors="replace").decode()
+    """Return a text fit for sending: limited in length, without unpaired surrogates; empty for None."""
+    text = ("" if value is None else str(value)).encode(errors="replace").decode()
     if len(text) <= TEXT:
         return text
     return f"{text[: TEXT // 2]}\n… {len(text) - TEXT} characters …\n{text[-TEXT // 2 :]}"

@@ -22,7 +22,7 @@ from trinity_core.base.threads import DaemonThreads, InterruptibleThreads
 from trinity_core.base.timing import uncounted
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import has_prompt
-from trinity_core.workflows.base import WORKFLOWS, Workflow, all_rollouts
+from trinity_core.workflows.base import WORKFLOWS, Workflow, all_rollouts, plain
 from trinity_core.workflows.rewards import Reward, RewardItem
 
 
@@ -101,7 +101,7 @@ class AgentWorkflow(Workflow):
             else:
                 threads = InterruptibleThreads("agent")
                 reward = await asyncio.get_running_loop().run_in_executor(threads, self.rollout, session, run)
-        return session.experiences(reward, run=run, info={"truth": str(self.task.truth)})
+        return session.experiences(reward, run=run, info={"truth": plain(self.task.truth)})
 
 
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR", "TZ")

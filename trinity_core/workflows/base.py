@@ -417,14 +417,14 @@ class SimpleWorkflow(Workflow):
             info={
                 "prompt": self.prompt_text,
                 "response": completion.text,
-                "truth": _plain(self.task.truth),
+                "truth": plain(self.task.truth),
                 "workflow": self.task.workflow,
                 "finish_reason": completion.finish_reason,
             },
         )
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a value that JSON can hold: dates, bytes and decimals of columnar files become text."""
     return value if value is None or isinstance(value, str | int | float) else str(value)
 

@@ -14,7 +14,7 @@ from trinity_core.base.errors import InputError
 from trinity_core.base.signatures import Arguments
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Message, Tool
-from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, all_rollouts
+from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, all_rollouts, plain
 from trinity_core.workflows.rewards import Reward, RewardItem
 from trinity_core.workflows.rollout_model import Completion
 from trinity_core.workflows.tools import TOOLS, Toolbox
@@ -101,7 +101,7 @@ class ConversationWorkflow(SimpleWorkflow):
         fields: dict[str, Any] = {
             "run": run,
             "metrics": {"turns": float(trajectory.turns), **metrics},
-            "info": {"truth": str(self.task.truth), "workflow": self.task.workflow},
+            "info": {"truth": plain(self.task.truth), "workflow": self.task.workflow},
         }
         if not arguments.step_wise:
             return [trajectory.experience(rewards[-1], **fields)]
