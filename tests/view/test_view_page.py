@@ -265,6 +265,36 @@ async def _addresses(page) -> None:
     assert await page.value("document.querySelector('#loading').hidden")
 
 
+def test_parts_named_like_columns_and_rollouts_without_a_verdict(run_folder, serving, tmp_path, tokenizer) -> None:
+    parts = {"answer": 0.5, "tokens": 7.0, "step": 9.0}
+    rewards: dict[str, list[float | None]] = {"flat": [1, 1, None], "one": [0, None], "mixed": [0, 1, None]}
+    rows = [
+        rollout(tokenizer, "2?", "two", reward, group, run, metrics=parts)
+        for group, given in rewards.items()
+        for run, reward in enumerate(given)
+    ]
+    rows[0].info["truth"] = None
+    with ExperienceStore.open(store_file(run_folder), str(run_folder)) as store:
+        store.put("explorer", 4, {}, rows, newest_version=3)
+
+    async def look(address: str) -> None:
+        async with opened(address, tmp_path) as page:
+            await page.until(f"{ROWS}.length === 21")
+            await choose(page, "step", "4")
+            await page.until(f"{ROWS}.length === 8")
+            cells = f"{ROWS}.at(-3).innerText.split('\\t')"
+            assert await page.value(cells) == ["4", "", "2?", "two", "", "1", "–", "3", "0.500", "7", "9"]
+            for show, count in (("flat", 3), ("mixed", 3), ("wrong", 2), ("", 8)):
+                await choose(page, "show", show)
+                assert await page.value(f"{ROWS}.length") == count, show
+            await page.click(f"{ROWS}.at(-3).querySelector('a')")
+            await page.until("!!document.querySelector('.tokens .t')")
+            assert not await page.value("!!document.querySelector('.reference')"), "its task has no reference answer"
+
+    with serving(run_folder) as address:
+        asyncio.run(look(address))
+
+
 def test_everything_is_done_by_keyboard(run_folder, serving, tmp_path) -> None:
     status = "document.querySelector('#status').innerText"
 

@@ -40,15 +40,15 @@ export const list = attempt(async (more = false) => {
 function columns() {
   const isColumn = (part) => rows.some((row) => says(part, row.metrics[part]));
   const parts = [...new Set(rows.flatMap((row) => Object.keys(row.metrics)))].filter(isColumn).slice(0, 6);
-  return { ...COLUMNS, ...Object.fromEntries(parts.map((part) => [part, (row) => row.metrics[part]])) };
+  return { ...COLUMNS, ...Object.fromEntries(parts.map((part) => [part in COLUMNS ? `${part} (metric)` : part, (row) => row.metrics[part]])) };
 }
 
 function wanted() {
   const rewards = Map.groupBy(rows, (row) => row.id);
-  const spread = (row) => new Set(rewards.get(row.id).map((each) => each.reward)).size;
+  const judged = (row) => rewards.get(row.id).map((each) => each.reward).filter((reward) => reward !== null);
   const takes = {
     "": () => true, wrong: (row) => row.reward !== null && row.reward <= 0, truncated: (row) => row.truncated,
-    flat: (row) => row.reward !== null && spread(row) === 1, mixed: (row) => spread(row) > 1,
+    flat: (row) => judged(row).length > 1 && new Set(judged(row)).size === 1, mixed: (row) => new Set(judged(row)).size > 1,
   }[byId("rows").show.value];
   return rows.filter(takes);
 }
