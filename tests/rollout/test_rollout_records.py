@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from trinity_core.config import config_from_dict
 from trinity_core.data.experience import Experience
+from trinity_core.exchange.store.ledger import DrawnTask
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files, traces_dir
 from trinity_core.rollout.inference.requests import WeightSyncReport
 from trinity_core.rollout.records import StepRecords, StepRollouts
@@ -30,7 +32,8 @@ def test_each_step_leaves_a_few_rollouts_to_be_traced(tmp_path: Path, monitor: d
         )
         for run in range(8)
     ]  # fmt: skip
-    rollouts = StepRollouts(4, rows, rows, [], {"experiences/kept": 8.0}, spans={"": (1.0, 2.5)})
+    drawn = [DrawnTask("", "sums/3", 8)]
+    rollouts = StepRollouts(4, rows, rows, drawn, {"experiences/kept": 8.0}, spans={"": (1.0, 2.5)})
     records = StepRecords(config)
     records.loaded(WeightSyncReport(1, 5.0, 1e-3, 2.0))
     records.loaded(WeightSyncReport(2, 1.0, 1e-5, 0.5))
@@ -54,3 +57,5 @@ def test_each_step_leaves_a_few_rollouts_to_be_traced(tmp_path: Path, monitor: d
     records.sample("eval_test", 4, (rows * 4)[:31])
     [(_, _, path)] = rollout_files(config.job_dir)
     assert [rollout.run for rollout in read_rollouts(path)][-4:] == [23 % 8, 25 % 8, 27 % 8, 29 % 8], "16 of 31"
+    records.write(replace(rollouts, step=11), {})
+    assert {one.task for one in read_rollouts(rollout_files(config.job_dir)[-1][2])} == {"sums/3"}

@@ -23,6 +23,7 @@ from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.base.gate import key_file, server_key
 from trinity_core.data.experience import Experience
 from trinity_core.exchange.store.store import ExperienceStore
+from trinity_core.exchange.tracking.rollouts import SampledRollout, save_rollouts
 from trinity_core.view.app import make_app, serve
 from trinity_core.view.viewed_run import viewed_runs
 
@@ -57,6 +58,12 @@ def test_the_page_answers_with_what_is_stored(run_folder, serving) -> None:
             assert [(one["response"], one["step"], one["reward"]) for one in found["rollouts"]] == sampled
         filtered = client.get(where, params={"step": 6, "task": "test 7"}).json()["rollouts"]
         assert [one["place"] for one in filtered] == [1], "its place among the samples of its task"
+        of_two_sets = [SampledRollout("2?", "two", 1.0, task_index=3, task=f"{name}/3") for name in ("sums", "words")]
+        save_rollouts(run_folder, "explorer", 1, of_two_sets)
+        sums, words = client.get("/api/runs/run/samples/explorer").json()["rollouts"]
+        assert (sums["task"], sums["place"], words["task"], words["place"]) == ("sums/3", 0, "words/3", 0)
+        [one] = client.get(f"/api/runs/run/samples/explorer/{words['id']}").json()["rollouts"]
+        assert one["task"] == "words/3", "the same row of another task set is another task"
 
 
 def test_the_page_refuses_what_it_is_not_for(run_folder, serving) -> None:

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from trinity_core.base.timing import StepTimer
@@ -98,7 +98,8 @@ class StepRecords:
             traced = [SampledRollout.of(experience, rollouts.spans.get(experience.group)) for experience in sample]
             save_rollouts(self._job_dir, self._source, rollouts.step, traced, traces_dir(self._job_dir))
         if rollouts.step % SAMPLE_EVERY == 1:
-            self.sample(self._source, rollouts.step, rollouts.experiences)
+            tasks = {drawn.group: drawn.task for drawn in rollouts.drawn}
+            self.sample(self._source, rollouts.step, rollouts.experiences, tasks)
 
     def restore(self, step: int, numbers: Mapping[str, float]) -> None:
         """Write the `numbers` of a stored step whose process died before it wrote them."""
@@ -116,9 +117,11 @@ class StepRecords:
             self.sample(f"eval_{taskset}", version, rollouts)
         self._answered = {}
 
-    def sample(self, source: str, step: int, experiences: list[Experience]) -> None:
-        """Save an evenly spaced sample of these rollouts."""
-        save_rollouts(self._job_dir, source, step, map(SampledRollout.of, _spread(experiences, SAMPLED)))
+    def sample(self, source: str, step: int, rows: list[Experience], tasks: Mapping[str, str] | None = None) -> None:
+        """Save an evenly spaced sample of these rollouts. `tasks`: group -> name of its task."""
+        names = tasks or {}
+        sample = [replace(SampledRollout.of(row), task=names.get(row.group) or "") for row in _spread(rows, SAMPLED)]
+        save_rollouts(self._job_dir, source, step, sample)
 
 
 def _spread(experiences: list[Experience], count: int) -> list[Experience]:

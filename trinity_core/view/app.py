@@ -17,6 +17,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
+from zlib import crc32
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
@@ -113,19 +114,19 @@ def samples(request: Request, name: str, source: str, other: str = "") -> list[J
     task. Beside those of the run `other`, return those of the last step of each."""
     rows, places = list[Json](), Counter[int]()
     for run in filter(None, (name, other)):
-        files = rollout_files(run_named(request, run).folder)
-        steps = [(step, path) for of, step, path in files if of == source]
+        steps = [(step, path) for of, step, path in rollout_files(run_named(request, run).folder) if of == source]
         for step, path in steps[-1:] if other else steps:
             for one in read_rollouts(path):
+                number = crc32(one.task.encode()) if one.task else one.task_index
                 label = f"step {step}" + (f", repeat {one.run}" if one.run else "") + (f" of {run}" if other else "")
                 rows.append({
-                    "id": one.task_index, "place": places[one.task_index], "task": f"{source} {one.task_index}",
+                    "id": number, "place": places[number], "task": one.task or f"{source} {one.task_index}",
                     "label": label, "step": step, "run": one.run, "reward": one.reward, "metrics": one.parts,
                     "truncated": bool(one.parts.get("truncated")), "archived": True, "oldest": step, "newest": step,
                     "response_length": one.parts.get("response_length"),
                     "prompt": _cut(one.prompt), "response": _cut(one.response), "truth": _cut(one.truth),
                 })  # fmt: skip
-                places[one.task_index] += 1
+                places[number] += 1
     return rows
 
 
@@ -154,9 +155,8 @@ def names(request: Request) -> list[str]:
 
 @api.get("/{name:path}/about")
 def about(run: Run) -> Json:
-    sources = {source for source, _, _ in rollout_files(run.folder)}
-    evaluations_first = sorted(sources, key=lambda source: (not source.startswith("eval"), source))
-    return {"folder": str(run.folder), "sources": evaluations_first, "has_store": run.has_store}
+    sources = {(not source.startswith("eval"), source) for source, _, _ in rollout_files(run.folder)}
+    return {"folder": str(run.folder), "sources": [source for _, source in sorted(sources)], "has_store": run.has_store}
 
 
 @api.get("/{name:path}/rollouts")

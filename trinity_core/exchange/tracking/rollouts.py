@@ -41,6 +41,8 @@ class SampledRollout:
     """Messages with `role` and `content`, if the conversation has several turns."""
     span: tuple[float, float] | None = None
     """Unix seconds at which its task's workflow began and ended, if known."""
+    task: str = ""
+    """Task set and index of a task of the training, as in the store's groups."""
 
     @classmethod
     def of(cls, experience: Experience, span: tuple[float, float] | None = None) -> SampledRollout:
