@@ -11,10 +11,12 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.tools import Tool
+from pydantic import Field, create_model
 
 from studio.actions import action_for, hindrance, perform
 from studio.launch import BEGIN_SECONDS, Launch, start_run, trinity
@@ -33,6 +35,7 @@ from trinity_core.version import __version__
 COMMAND_SECONDS = 300.0
 LONGEST_TEXT = 4000
 """Characters of a rollout's text that a tool returns."""
+Count = Annotated[int, Field(ge=1)]
 INSTRUCTIONS = """\
 Reinforcement fine-tuning of language models. Begin with `recipes`; change one with `overrides` (key=value) or write
 your own file with `write_config`; `validate` names every problem, `plan` says what a run takes. `run` starts one in
@@ -70,17 +73,18 @@ class Tools:
 
     def validate(self, config: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
         """Check a configuration, and the models, data and folders that it names; return every problem at once."""
-        return self._json("validate", "--config", config, *overrides)
+        return self._json("validate", "--config", config, "--", *overrides)
 
     def plan(self, config: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
         """Return what a run takes before it is started: steps, tokens, processes, memory, disk, for each stage."""
-        return self._json("plan", "--config", config, *overrides)
+        return self._json("plan", "--config", config, "--", *overrides)
 
     def run(self, config: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
         """Start a run in the background, or resume the one of the same name; return its `project/name`."""
         checked = self.validate(config, overrides)
         if not checked["accepted"]:
-            raise ToolError("\n".join(f"{problem['key']}: {problem['message']}" for problem in checked["problems"]))
+            parts = [[problem[part] for part in ("key", "message")] for problem in checked["problems"]]
+            raise ToolError("\n".join(": ".join(filter(None, each)) for each in parts))
         launch = Launch(config, tuple(overrides))
         if not start_run(launch, checked["run"], Path(checked["job_dir"]), self._settings):
             detail = f"Started, but not begun within {BEGIN_SECONDS:g} s: `runs` lists it once it has."
@@ -97,27 +101,28 @@ class Tools:
         steps = whole_steps(found.folder) if found.folder else []
         return _facts(found) | {"checkpoints": steps, "metrics": [*found.curves]}
 
-    def metrics(self, run: str, names: Sequence[str], last: int = 20) -> dict[str, dict[int, float]]:
+    def metrics(self, run: str, names: Sequence[str], last: Count = 20) -> dict[str, dict[int, float]]:
         """Return the latest values of metrics by step."""
         curves = self._run(run).curves
         if missing := [name for name in names if name not in curves]:
             raise ToolError(f"{run} has no metric {', '.join(missing)}; `status` lists those that it has")
         return {name: {step: point.value for step, point in [*curves[name].items()][-last:]} for name in names}
 
-    def rollouts(self, run: str, step: int | None = None, count: int = 4) -> list[dict[str, Any]]:
-        """Return sampled rollouts of a step (by default the newest): prompt, response, reference, reward with its
-        parts. Of a pipeline those of its last stage that has some."""
+    def rollouts(self, run: str, step: int | None = None, count: Count = 4) -> list[dict[str, Any]]:
+        """Return sampled rollouts of a step (by default the newest), `count` of each source (training, eval sets):
+        prompt, response, reference, reward with its parts. Of a pipeline those of its last stage that has some."""
         sampled = rollout_files(run_with_rollouts(self._folder(run)))
-        files = [entry for entry in sampled if step is None or entry[1] == step]
+        at = max((of for _, of, _ in sampled), default=None) if step is None else step
+        files = [(source, path) for source, of, path in sampled if of == at]
         if not files:
             raise ToolError(f"{run} has no sampled rollouts" + ("" if step is None else f" of step {step}"))
-        source, at, path = files[-1]
         return [
             {
                 "source": source, "step": at, "prompt": rollout.prompt[:LONGEST_TEXT],
                 "response": rollout.response[:LONGEST_TEXT], "truth": rollout.truth[:LONGEST_TEXT],
                 "reward": rollout.reward, "parts": rollout.parts,
             }
+            for source, path in files
             for rollout in read_rollouts(path)[:count]
         ]  # fmt: skip
 
@@ -133,7 +138,7 @@ class Tools:
             compared["changed"] = compared["changed"][:samples]  # thousands would leave an agent no room
         return comparison
 
-    def log(self, run: str, level: str = "WARNING", last: int = 50) -> list[str]:
+    def log(self, run: str, level: str = "WARNING", last: Count = 50) -> list[str]:
         """Return the newest log lines of all processes of a run, of a level and above."""
         return self._command("log", "--checkpoint-dir", str(self._folder(run)), "--level", level).splitlines()[-last:]
 
@@ -161,8 +166,8 @@ class Tools:
     def _command(self, *arguments: str) -> str:
         return trinity(arguments, self._settings, COMMAND_SECONDS)
 
-    def _json(self, *arguments: str) -> Any:
-        return json.loads(self._command(*arguments, "--json"))
+    def _json(self, command: str, *arguments: str) -> Any:
+        return json.loads(self._command(command, "--json", *arguments))
 
 
 def _facts(run: Run) -> dict[str, Any]:
@@ -177,11 +182,20 @@ def _facts(run: Run) -> dict[str, Any]:
 
 def make_server(settings: StudioSettings) -> MCPServer:
     """Return the server with every public method of `Tools` as a tool."""
-    server = MCPServer("trinity", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
     tools = Tools(settings)
-    for name in [name for name in vars(Tools) if not name.startswith("_")]:
-        server.tool(name=name)(_told(getattr(tools, name)))
-    return server
+    functions = [getattr(tools, name) for name in vars(Tools) if not name.startswith("_")]
+    return MCPServer(
+        "trinity", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING", tools=[*map(_tool, functions)]
+    )
+
+
+def _tool(function: Callable[..., Any]) -> Tool:
+    """Return a tool that refuses arguments that the function does not have."""
+    tool = Tool.from_function(_told(function))
+    accepted = tool.fn_metadata.arg_model
+    refusing = create_model(accepted.__name__, __base__=accepted, __cls_kwargs__={"extra": "forbid"})
+    tool.fn_metadata.arg_model, tool.parameters = refusing, refusing.model_json_schema(by_alias=True)
+    return tool
 
 
 TOLD: tuple[type[Exception], ...] = (TrinityError, OSError, UnicodeDecodeError, *api_faults())

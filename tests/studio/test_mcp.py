@@ -10,14 +10,17 @@ import time
 from typing import Any
 
 import httpx
+import pytest
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from mcp.server.mcpserver.exceptions import ToolError
 from ports import free_port
 
-from flows.mcp_server import Tools
+from flows.mcp_server import Tools, make_server
 from studio.settings import studio_settings
 from trinity_core.exchange.tracking.answers import TaskAnswers, save_answers
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
+from trinity_core.exchange.tracking.rollouts import SampledRollout, save_rollouts
 
 COMMAND = ["-m", "flows.cli", "mcp"]
 RUN_SECONDS = 300.0
@@ -132,6 +135,38 @@ def test_a_run_that_is_slow_to_begin_is_no_unknown_one(tmp_path, monkeypatch):
     monkeypatch.setattr("flows.mcp_server.start_run", lambda *_: False)
     begun = Tools(studio_settings([])).run("slow.yaml")
     assert (begun["run"], begun["state"]) == ("p/slow", "waiting")
+
+
+def test_what_a_tool_would_ignore_is_refused(tmp_path, monkeypatch):
+    """A misspelled argument, an option among the overrides, a count of nothing."""
+    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
+    MetricsFile(tmp_path / "p" / "a", "eval").write(1, {"eval/test/accuracy": 1.0})
+    server = make_server(studio_settings([]))
+
+    async def work() -> None:
+        for tool, given in (
+            ("validate", {"config": "mine.yaml", "override": ["name=b"]}),
+            ("metrics", {"run": "p/a", "names": ["eval/test/accuracy"], "last": 0}),
+        ):
+            with pytest.raises(ToolError):
+                await server.call_tool(tool, given)
+        tools = await server.list_tools()
+        assert all(tool.input_schema["additionalProperties"] is False for tool in tools)
+
+    asyncio.run(work())
+    (tmp_path / "mine.yaml").write_text("{}")
+    checked = Tools(studio_settings([])).validate(str(tmp_path / "mine.yaml"), ["--offline"])
+    assert [problem["code"] for problem in checked["problems"]] == ["bad-override"]
+
+
+def test_rollouts_of_a_step_come_from_each_source(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
+    job = tmp_path / "p" / "a"
+    MetricsFile(job, "eval").write(1, {"eval/test/accuracy": 1.0})
+    for source, step in (("eval_test", 0), ("eval_test", 1), ("explorer", 1)):
+        save_rollouts(job, source, step, [SampledRollout("2?", source)] * 3)
+    found = Tools(studio_settings([])).rollouts("p/a", count=2)
+    assert [(one["source"], one["step"]) for one in found] == [("eval_test", 1)] * 2 + [("explorer", 1)] * 2
 
 
 def test_a_comparison_leaves_an_agent_room(tmp_path, monkeypatch):
