@@ -247,6 +247,8 @@ def test_tasks_are_added_counted_and_ended(tmp_path: Path) -> None:
 
     assert "added 2 tasks to 'asked' in " in tasks("add", "--file", str(rows))
     assert "added 1 tasks" in tasks("add", "--file", "-", input='{"prompt": "c"}\n')
+    half = tasks("add", "--file", "-", input='{"prompt": "half of a character: \\ud83d"}\n')
+    assert "line 1" in half and "nothing was added" in half
     refused = tasks("add", "--file", "-", input='{"prompt": "d"}\n\n3\n')
     assert "nothing was added, as line 3 of the input is not a task: the task is not a JSON object" in refused
     rows.write_text('{"prompt": "a"}\n{"prompt":\n')

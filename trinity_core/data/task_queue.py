@@ -116,16 +116,18 @@ class TaskQueue:
             ) from error
 
 
-def read_task(text: str) -> Any:
-    """Parse a task's JSON. Raises DataError if it is not an object."""
+def read_task(text: str) -> Row:
+    """Parse a task's JSON. Raises DataError if it is not an object, or holds what a row may not."""
     try:
-        task = json.loads(text)
+        task: Any = json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(f"the task is not JSON: {error.msg} at column {error.colno}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"the task is not JSON: {error}") from error
     if not isinstance(task, dict):
         raise DataError("the task is not a JSON object")
+    if reason := row_problem(task):
+        raise DataError(f"the row {reason}")
     return task
 
 
@@ -218,9 +220,7 @@ class QueueTaskset(Taskset):
 
 def _read(text: str) -> Row | DataError:
     try:
-        row = read_task(text)
-        reason = row_problem(row)
-        return DataError(f"the row {reason}") if reason else row
+        return read_task(text)
     except DataError as error:
         return error
 
