@@ -63,6 +63,7 @@ def test_an_agents_key_opens_its_session_alone(queues: dict[str, TaskQueue], pat
         ({"json": {"taskset": "a", "tasks": {}}}, 400, "invalid_value", "tasks"),
         ({"json": {"taskset": "a", "tasks": [{"x": 1}, 2]}}, 400, "invalid_value", "tasks.1"),
         ({"content": '{"taskset": "a", "tasks": [{"x": "\\ud83d"}]}'}, 400, "invalid_tasks", "tasks"),
+        ({"json": {"taskset": "a", "tasks": [{"x": 1}], "end": True}}, 400, "unknown_parameter", "end"),
         ({"json": []}, 400, "invalid_value", None),
         ({"content": "{"}, 400, "invalid_json", None),
     ],

@@ -75,6 +75,7 @@ def serve_router(
 
 
 class QueueName(BaseModel):
+    model_config = ConfigDict(extra="forbid")
     taskset: str | None = None
 
 
