@@ -119,6 +119,14 @@ def test_a_question_on_the_command_line(run: Path) -> None:
     assert done.exit_code == 0 and done.stdout.startswith("step 4 ") and "vllm serve" in done.stderr
 
 
+def test_after_a_conversation_that_is_too_long_another_one_begins(run: Path) -> None:
+    command, long = ["chat", "--checkpoint-dir", str(run), "--greedy"], "many " * 500
+    done = CliRunner().invoke(app, command, input=f"How many?\n{long}\n/new\nHow many?\n")
+    first, last = done.stdout.split("/new")
+    assert done.exit_code == 0 and last.partition("\n")[2] == first[: len(last.partition("\n")[2])]
+    assert isinstance(CliRunner().invoke(app, [*command, long]).exception, DataError)
+
+
 def test_the_first_line_says_how_answers_are_sampled(run: Path) -> None:
     for words, names in (
         ([], ("sampled", "temperature 0.5", "--greedy")),

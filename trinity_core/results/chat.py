@@ -143,12 +143,12 @@ class Conversation:
     turns: dict[str, list[dict[str, str]]] = field(default_factory=dict)
 
     def ask(self, text: str) -> dict[str, str]:
-        """Return the answer of each model by its name."""
-        answers = {}
-        for name, model in self.models.items():
-            turns = [*self.turns.get(name, []), {"role": "user", "content": text}]
-            answers[name] = model.answer(turns, self.greedy)
-            self.turns[name] = [*turns, {"role": "assistant", "content": answers[name]}]
+        """Return the answer of each model by its name. An error leaves the conversation as it was."""
+        asked = {"role": "user", "content": text}
+        turns = {name: [*self.turns.get(name, []), asked] for name in self.models}
+        answers = {name: model.answer(turns[name], self.greedy) for name, model in self.models.items()}
+        for name, answer in answers.items():
+            self.turns[name] = [*turns[name], {"role": "assistant", "content": answer}]
         return answers
 
 
@@ -207,11 +207,19 @@ def _refuse_missing(model: str, what: str, remedy: str, key: str = "model.model_
 
 
 def chat(conversation: Conversation, lines: Iterable[str], say: Callable[[str], object]) -> None:
-    """Answer each line with every model; `/new` begins a new conversation."""
+    """Answer each line with every model; `/new` begins a new conversation. Raises DataError for a
+    first question that cannot be answered; of a later one that is said."""
     width = max(map(len, conversation.models))
-    for line in lines:
-        if line.strip() == NEW:
+    for line in map(str.strip, lines):
+        if line == NEW:
             conversation.turns.clear()
-        elif line.strip():
-            for name, answer in conversation.ask(line.strip()).items():
+        elif line:
+            try:
+                answers = conversation.ask(line)
+            except DataError as error:
+                if not conversation.turns:
+                    raise
+                say(f"{error} ({NEW})")
+                continue
+            for name, answer in answers.items():
                 say(f"{name:{width}}  " + answer.replace("\n", "\n" + " " * (width + 2)))
