@@ -22,6 +22,9 @@ MODEL = "explorer.auxiliary_models"
 WEIGHTS = f"{ACTOR}.fsdp_config.param_offload"
 CRITIC = f"{VERL}.critic.model.fsdp_config.param_offload"
 QLORA = "model.lora_configs=[{lora_rank: 8, load_in_4bit: true}]"
+INPUT, REPLAY = "buffer.explorer_input", "buffer.trainer_input.experience_buffer.replay_buffer"
+SELECTOR = f"{INPUT}.taskset.task_selector"
+TWO = f"{INPUT}.tasksets=[{{path: x, task_selector: {{seed: 1}}}}, {{path: y}}]"
 CPU, ON_POLICY = "cluster.gpu_per_node=0", "synchronizer.sync_offset=0"
 
 
@@ -50,6 +53,12 @@ UPDATES = f"{ACTOR}.ppo_epochs=2"
         ("synchronizer.sync_style=explorer_driven", ON_POLICY),
         ("synchronizer.sync_style=dynamic_by_explorer", ON_POLICY),
         (CPU, f"{MODEL}=[{{model_path: x}}]"),
+        (f"{SELECTOR}.selector_type=shuffle", f"{SELECTOR}.seed=1"),
+        (f"{INPUT}.taskset=null", TWO),
+        (f"{INPUT}.eval_tasksets=[{{path: x, weight_by_step: {{}}, task_selector: {{selector_type: sequential}}}}]",),
+        (f"{REPLAY}.enable=true", f"{REPLAY}.reuse_cooldown_time=9"),
+        ("algorithm.sample_strategy=priority", f"{REPLAY}.priority_fn_args.decay=3"),
+        (f"{REPLAY}.enable=false", f"{REPLAY}.priority_fn=linear_decay", f"{REPLAY}.reuse_cooldown_time=null"),
         with_type("dapo", "kl_loss_fn=k2", "kl_loss_fn_args.kl_coef=0.01"),
         with_type("dapo", "kl_loss_fn_args={kl_coef: 0.0, adaptive: false}"),
         with_type("grpo", "kl_loss_fn_args={adaptive: true, target_kl: 0.1, horizon: 100}"),
@@ -77,6 +86,19 @@ def test_settings_with_effect_get_no_notice(overrides: tuple[str, ...]) -> None:
         ((f"{VERL}.critic.of_a_later_release=4",), f"{VERL}.critic.of_a_later_release"),
         ((CLIP,), f"{LOSS}.clip_range"),
         ((*CHORD, f"{LOSS}.mu_peak=0.5"), f"{LOSS}.mu_peak"),
+        ((f"{INPUT}.eval_tasksets=[{{path: x, weight: 0.3}}]",), f"{INPUT}.eval_tasksets[0].weight"),
+        (
+            (f"{INPUT}.eval_tasksets=[{{path: x, weight_by_step: {{1: 2}}}}]",),
+            f"{INPUT}.eval_tasksets[0].weight_by_step",
+        ),
+        (
+            (f"{INPUT}.eval_tasksets=[{{path: x, task_selector: {{seed: 1}}}}]",),
+            f"{INPUT}.eval_tasksets[0].task_selector",
+        ),
+        ((f"{SELECTOR}.selector_type=sequential", f"{SELECTOR}.seed=1"), f"{SELECTOR}.seed"),
+        ((f"{REPLAY}.priority_fn=decay_limit_randomization",), f"{REPLAY}.priority_fn"),
+        ((f"{REPLAY}.priority_fn_args.decay=3", f"{REPLAY}.enable=false"), f"{REPLAY}.priority_fn_args"),
+        ((f"{REPLAY}.reuse_cooldown_time=9",), f"{REPLAY}.reuse_cooldown_time"),
         ((UPDATES, LOSS + "={clip_range: 0.1, clip_range_low: 0.1, clip_range_high: 0.2}"), f"{LOSS}.clip_range"),
     ],
 )

@@ -14,11 +14,14 @@ from trinity_core.config.findings import Code, Finding
 from trinity_core.config.foreign.names import instead_of
 from trinity_core.config.resolve import THINKING_WORKFLOWS, draws_by, expert_share, most_repeats
 from trinity_core.config.rules.resources import colocates
-from trinity_core.config.rules.tasks import training_tasksets
+from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
 from trinity_core.config.schema import Config
+from trinity_core.config.schema.buffer import ReplayBufferConfig, TaskSelectorConfig
 from trinity_core.config.training import kept_on_gpu, train_settings
 
 ACTOR, CRITIC = "trainer.trainer_config.actor_rollout_ref.actor", "trainer.trainer_config.critic"
+
+REPLAY = "buffer.trainer_input.experience_buffer.replay_buffer"
 
 
 def notices(config: Config) -> list[str]:
@@ -36,7 +39,7 @@ def remarks(config: Config) -> list[Finding]:
 
 
 def _surprises(config: Config) -> Iterator[Finding]:
-    for rule in (_idle, _uncorrected, _clips, _peak, _thinking, _batches, _offload):
+    for rule in (_idle, _uncorrected, _clips, _peak, _thinking, _tasks, _replay, _batches, _offload):
         yield from rule(config)
 
 
@@ -156,6 +159,37 @@ def _thinking(config: Config) -> Iterator[Finding]:
         "With default_reward_fn_type: math_reward, it asks only the question and scores only the final answer."
     )
     yield _notice(f"{thinking[0]}.workflow_args", "info", message)
+
+
+def _tasks(config: Config) -> Iterator[Finding]:
+    """Yield what eval sets, which an evaluation takes whole and in order, say about drawing; and seeds of orders
+    without chance, except the first task set's, by which a mixture draws."""
+    for key, taskset in eval_tasksets(config):
+        for name in ("weight", "weight_by_step", "task_selector"):
+            if getattr(taskset, name) not in (None, {}, TaskSelectorConfig()):
+                message = f"{key}.{name} has no effect: an evaluation takes all tasks, in the order of the data set."
+                yield _notice(f"{key}.{name}", "no-effect", message)
+    tasksets = training_tasksets(config) if config.explores else ()
+    for index, (key, taskset) in enumerate(tasksets):
+        selector, draws_sets = taskset.task_selector, index == 0 and len(tasksets) > 1
+        if (
+            selector.seed is not None
+            and selector.selector_type in ("sequential", "offline_easy2hard")
+            and not draws_sets
+        ):
+            message = f"{key}.task_selector.seed has no effect: {selector.selector_type} draws nothing at random."
+            yield _notice(f"{key}.task_selector.seed", "no-effect", message)
+
+
+def _replay(config: Config) -> Iterator[Finding]:
+    """Yield settings of a replay buffer that is off."""
+    replay = config.buffer.trainer_input.experience_buffer.replay_buffer
+    if not _trains(config) or draws_by(config) == "priority":
+        return
+    for name, field in ReplayBufferConfig.model_fields.items():
+        if getattr(replay, name) != field.get_default(call_default_factory=True):
+            message = f"{REPLAY}.{name} has no effect: {REPLAY}.enable is false."
+            yield _notice(f"{REPLAY}.{name}", "no-effect", message)
 
 
 def _batches(config: Config) -> Iterator[Finding]:
