@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from example_helpers import experiences
 
 from trinity_core.base.files import write_json
 from trinity_core.config import Config, config_from_dict
+from trinity_core.exchange.store.run_store import open_run_store
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
 from trinity_core.exchange.tracking.rollouts import rollouts_dir
 from trinity_core.exchange.tracking.run_record import record_path, record_start
@@ -65,6 +67,18 @@ def test_the_seconds_of_a_training_are_those_of_all_its_attempts(config: Config,
     record_start(config.job_dir, {}, "rft")
     attempt = attempt_at(config, time.monotonic() - 5.0)
     assert summarise(attempt, {})["seconds"] == pytest.approx(seconds, abs=4.0)
+
+
+@pytest.mark.parametrize(("explored", "left"), [(4, (4, 4)), (None, (None, 0))])
+def test_rows_stored_after_the_trainer_has_ended_count_in_both_lines(
+    config: Config, explored: int | None, left: tuple[int | None, int]
+) -> None:
+    config = config.with_values({"mode": "both"})
+    with open_run_store(config) as store:
+        store.put("explorer", 1, {}, experiences(4), 0)
+    results = {"explore": {"untrained_rows": explored}, "train": {"untrained_rows": 0}}
+    summary = summarise(attempt_at(config, time.monotonic()), results)
+    assert (summary["results"]["explore"]["untrained_rows"], summary["results"]["train"]["untrained_rows"]) == left
 
 
 def test_the_summary_compares_the_first_rewards_with_the_last(config: Config) -> None:

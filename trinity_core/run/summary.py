@@ -78,7 +78,7 @@ def summarise(attempt: RunAttempt, results: dict[str, Any], findings: Sequence[D
         "reward": _first_and_last_reward(config.job_dir),
         "made_from": attempt.stage.made_from,
         "curated_tasks": curated_folder(config),
-        "results": results,
+        "results": _recounted(config, results),
         "stopped_early": attempt.stop_rules.reason,
         "spent": attempt.stop_rules.spent(),
         "best": _best(config),
@@ -89,6 +89,16 @@ def summarise(attempt: RunAttempt, results: dict[str, Any], findings: Sequence[D
     if steps := uncounted_steps(config):
         log.warning(UNCOUNTED, ", ".join(map(str, steps)))
     return summary
+
+
+def _recounted(config: Config, results: dict[str, Any]) -> dict[str, Any]:
+    """Count `untrained_rows` again where both parts did: a trainer ends before the explorer stores its last step."""
+    parts = {"train": None, "explore": config.explorer.name}
+    if any(results.get(part, {}).get("untrained_rows") is None for part in parts):
+        return results
+    with open_run_store(config) as store:
+        counted = {part: {"untrained_rows": store.untrained(explorer)} for part, explorer in parts.items()}
+    return results | {part: results[part] | rows for part, rows in counted.items()}
 
 
 def _best(config: Config) -> dict[str, Any] | None:
