@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.rollout.inference.requests import EngineLost, Sample, SampleBatch
 from trinity_core.rollout.metrics import scores_of, step_numbers
 from trinity_core.rollout.openai_api.model import ApiModel, ApiModels
-from trinity_core.rollout.runner import TaskRunner
+from trinity_core.rollout.runner import FailureWatch, TaskRunner
 from trinity_core.workflows import WORKFLOWS, AgentWorkflow, RewardPool, Workflow
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"x": 2, "y": 3}}\n</tool_call>'
@@ -590,6 +591,42 @@ def test_rollouts_without_a_verdict_carry_no_loss(api, speaker, monkeypatch):
     assert outcome.error is None
     assert [one.run for one in outcome.experiences] == [0, 1]
     assert all(one.is_unscored for one in outcome.experiences)
+
+
+def not_finite(session, run):
+    return float("nan") if run == 1 else 1.0
+
+
+def exits(session, run):
+    return sys.exit("no") if run == 1 else 1.0
+
+
+def asks_nothing(session, run):
+    return None if run == 1 else 1.0
+
+
+@pytest.mark.parametrize("rollout", [not_finite, exits, asks_nothing])
+def test_a_rollout_that_fails_is_lost_alone(api, speaker, monkeypatch, rollout):
+    class Failing(AgentWorkflow):
+        def rollout(self, session, run):
+            if rollout is not asks_nothing or run != 1:
+                session.openai_client.chat.completions.create(model=session.model_name, messages=ASK)
+            return rollout(session, run)
+
+    say(speaker, *["hm</think>yes"] * 4)
+    outcome = run(api, monkeypatch, Failing, repeat_times=3)
+    assert (outcome.retries, outcome.failed_runs) == (1, (1,)), "it is tried again, and no other"
+    assert [(one.run, one.reward) for one in outcome.experiences] == [(0, 1.0), (2, 1.0)]
+    assert step_numbers([outcome])["failed_rollouts"] == 1
+
+
+def test_agents_that_ask_nothing_are_no_prompts_that_are_too_long(api, speaker, monkeypatch):
+    class Silent(AgentWorkflow):
+        def rollout(self, session, run):
+            return 1.0
+
+    with pytest.raises(TrinityError, match="sent no request"):
+        FailureWatch().check(1, [run(api, monkeypatch, Silent, repeat_times=2)], is_last=True)
 
 
 def test_lost_engines_are_a_fault_of_the_run(speaker, folder, monkeypatch):

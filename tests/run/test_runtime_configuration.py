@@ -128,6 +128,15 @@ def test_an_agent_needs_the_api_or_an_endpoint(load, workflow, args):
     assert [problem.key for problem in caught.value.problems] == ["explorer.rollout_model.enable_openai_api"]
 
 
+def test_agents_are_not_forced_into_the_grammar_of_their_task_set(load):
+    key, api = f"{INPUT}.tasksets.a", "explorer.rollout_model.enable_openai_api=true"
+    agent = (api, f"{key}.default_workflow_type=command_workflow", f"{key}.workflow_args.command=x")
+    forced = f"{key}.rollout_args.structured_output={{choice: [a, b]}}"
+    load(api, forced)
+    with raising(ConfigError, key=f"{INPUT}.tasksets[0].rollout_args.structured_output"):
+        load(*agent, forced)
+
+
 def test_turns_of_an_environment_fit_the_algorithm(toy_games, load):
     overrides = (f"{INPUT}.tasksets.a.default_workflow_type=env_workflow", "algorithm.algorithm_type=multi_step_grpo")
     args = f"{INPUT}.tasksets.a.workflow_args={{environment: frozen_lake, step_wise: true%s}}"

@@ -201,6 +201,10 @@ def _typed_taskset(config: Config, key: str, taskset: TasksetConfig, report: Rep
     if answers is not None and (fault := misfit(str(reward), answers, ANSWER)):
         report.add(Finding(where, reward, "invalid", f"{fault}."))
         reward_fn = None
+    forced = taskset.rollout_args.structured_output
+    if forced and isinstance(workflow, type) and issubclass(workflow, AgentWorkflow):
+        message = f"must be left out with workflow '{flow}': its agents ask for their own grammars (response_format)."
+        report.add(Finding(f"{key}.rollout_args.structured_output", list(forced), "conflict", message))
     values: dict[str, Any] = {}
     for registry, part, name, args in (
         (WORKFLOWS, workflow, flow, "workflow_args"),

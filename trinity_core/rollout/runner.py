@@ -48,6 +48,10 @@ CUT = (
     "a prompt that is too long: it was cut, and nothing was sampled. Raise model.max_prompt_tokens, or have such rows "
     "rejected at the start by model.enable_prompt_truncation: false"
 )
+UNASKED = (
+    "agents that got no answer of the policy: they sent no request to their session's address, or only ones that were "
+    "refused, such as prompts of model.max_model_len tokens or more"
+)
 NOT_OWN = ("<", str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 """Path prefixes of library and generated code, which are skipped when locating an error in the user's code."""
 
@@ -90,7 +94,7 @@ class Outcome:
 
     @property
     def is_cut(self) -> bool:
-        """True if nothing was sampled because its prompts are too long."""
+        """True if nothing was sampled: its prompts are too long, or its agents asked nothing."""
         return bool(self.experiences) and all(experience.is_unsampled for experience in self.experiences)
 
     @property
@@ -373,7 +377,8 @@ class FailureWatch:
     def _reason(self, outcome: Outcome) -> str:
         """Return why there is nothing to learn from a task; "" if there is something, or may be."""
         if outcome.is_cut:
-            return "" if self.any_succeeded else CUT
+            has_agents = outcome.sessions is not None and outcome.sessions.sessions
+            return "" if self.any_succeeded else UNASKED if has_agents else CUT
         return "" if self.judged_later and outcome.lost == NO_VERDICT else outcome.lost
 
     def check_left(self, step: int, left: Sequence[Experience], operators: Sequence[str], is_last: bool) -> None:

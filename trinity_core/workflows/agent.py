@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import math
 import os
 import shlex
 import tempfile
 from collections.abc import Mapping
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
@@ -22,7 +24,7 @@ from trinity_core.base.threads import DaemonThreads, InterruptibleThreads
 from trinity_core.base.timing import uncounted
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import has_prompt
-from trinity_core.workflows.base import WORKFLOWS, Workflow, all_rollouts, plain
+from trinity_core.workflows.base import WORKFLOWS, NothingReturned, Workflow, all_rollouts, plain
 from trinity_core.workflows.rewards import Reward, RewardItem
 
 
@@ -101,7 +103,12 @@ class AgentWorkflow(Workflow):
             else:
                 threads = InterruptibleThreads("agent")
                 reward = await asyncio.get_running_loop().run_in_executor(threads, self.rollout, session, run)
-        return session.experiences(reward, run=run, info={"truth": plain(self.task.truth)})
+        if isinstance(reward, Real) and not math.isfinite(reward):
+            raise ValueError(f"the rollout's reward is {reward}")
+        experiences = session.experiences(reward, run=run, info={"truth": plain(self.task.truth)})
+        if not experiences:
+            raise NothingReturned("the rollout got no answer of the policy, and no reward")
+        return experiences
 
 
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR", "TZ")

@@ -166,7 +166,7 @@ WORKFLOWS: Registry[type[Workflow]] = Registry(
 
 
 class NothingReturned(Exception):
-    """A workflow returned no experience; another attempt may."""
+    """A workflow, or a rollout of an agent, returned no experience; another attempt may."""
 
 
 async def run_workflow(
@@ -286,7 +286,7 @@ async def all_of(rollouts: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 class RolloutsFailed(Exception):
     """Some rollouts of a task failed and others succeeded; another attempt at these may succeed."""
 
-    def __init__(self, errors: Mapping[int, Exception], experiences: list[Experience]) -> None:
+    def __init__(self, errors: Mapping[int, Exception | SystemExit], experiences: list[Experience]) -> None:
         """`errors`: by rollout, in the order in which they failed. `experiences`: of the rollouts that succeeded."""
         self.errors, self.experiences = errors, experiences
         self.first = next(iter(errors.values()))
@@ -299,14 +299,14 @@ async def all_rollouts(task: Task, rollout: Callable[[int], Coroutine[Any, Any, 
     Once all have ended, raises RolloutsFailed if some of them raised, and the first error if all did. TrinityError and
     TransientFault, which no other attempt can avoid, are raised at once, and cancel the others.
     """
-    errors: dict[int, Exception] = {}
+    errors: dict[int, Exception | SystemExit] = {}
 
     async def isolated(run: int) -> list[Experience]:
         try:
             return await rollout(run)
         except (TrinityError, TransientFault):
             raise
-        except Exception as error:  # noqa: BLE001 - it costs this rollout only
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - it costs this rollout only
             errors[run] = error
             return []
 
