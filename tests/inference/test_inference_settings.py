@@ -180,3 +180,10 @@ def test_kv_cache_fits_the_container(tiny_folder, monkeypatch):
     settings = EngineSettings(str(tiny_folder), 100, max_num_seqs=100_000)
     monkeypatch.setattr(vllm_types, "free_memory", lambda: 1 << 28)
     assert vllm_types.engine_arguments(settings)["kv_cache_memory_bytes"] < 1 << 27
+
+
+def test_engines_that_serve_the_api_can_follow_a_grammar():
+    """An engine without a tokenizer refuses every request in the batch of one with a grammar."""
+    served = policy_engine(config(enable_openai_api=True, reasoning_parser="qwen3"), on_gpu=False)
+    assert (served.grammars, served.reasoning_parser) == (True, "qwen3")
+    assert not policy_engine(config(), on_gpu=False).grammars

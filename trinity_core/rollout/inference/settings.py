@@ -220,7 +220,7 @@ def _settings(model: RolloutModelConfig, **arguments: object) -> EngineSettings:
             f"explorer.rollout_model.extra_engine_args.{refused[0]}: is for engines on a GPU",
             key=f"explorer.rollout_model.extra_engine_args.{refused[0]}",
         )
-    grammars = model.enable_openai_api or arguments.pop("grammars", False)
+    grammars = arguments.pop("grammars", False) or model.enable_openai_api
     parser = model.reasoning_parser if grammars else None
     return EngineSettings(**(shared | {"grammars": grammars, "reasoning_parser": parser} | arguments))
 
