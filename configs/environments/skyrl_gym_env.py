@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import skyrl_gym
+from omegaconf import OmegaConf
 
 Told = tuple[str, float, bool, dict[str, Any]]
 
@@ -20,13 +21,17 @@ class SkyRLGym:
         self,
         env_class: str,
         reward_spec: Any = None,
+        reward_model: Any = None,
         extra_info: Any = None,
         max_turns: int | None = None,
-        env_config: Any = None,
+        db_id: Any = None,
+        data: Any = None,
+        env_config: dict[str, Any] | None = None,
     ) -> None:
-        extras = {"reward_spec": reward_spec, "extra_info": extra_info, "max_turns": max_turns}
-        extras = {name: value for name, value in extras.items() if value is not None}
-        self.make = lambda: skyrl_gym.make(env_class, env_config=env_config, extras=extras)
+        columns = {"reward_spec": reward_spec, "reward_model": reward_model, "extra_info": extra_info}
+        columns |= {"max_turns": max_turns, "db_id": db_id, "data": data}
+        extras = {name: value for name, value in columns.items() if value is not None}
+        self.make = lambda: skyrl_gym.make(env_class, env_config=OmegaConf.create(env_config or {}), extras=extras)
         self.env: Any = None
 
     def reset(self, seed: int) -> Told:

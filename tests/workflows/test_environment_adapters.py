@@ -71,6 +71,23 @@ def test_skyrl_gym(players, answer, reward):
     assert (steps[-1].reward, steps[-1].done) == (reward, True)
 
 
+SEARCH = {"search_url": "http://127.0.0.1:9/retrieve", "topk": 3, "timeout": 1, "log_requests": False}
+
+
+@pytest.mark.parametrize(
+    ("args", "row", "answer"),
+    [
+        ({"env_class": "search", "env_config": SEARCH}, {"reward_spec": {"ground_truth": {"target": ["4"]}}}, "4"),
+        ({"env_class": "aime"}, {"reward_model": {"ground_truth": "4"}}, "Answer: 4"),
+    ],
+)
+def test_skyrl_gym_gets_its_settings_and_columns(players, args, row, answer):
+    steps, _ = players.episode(
+        "skyrl_gym", args, [f"<answer>{answer}</answer>" if "env_config" in args else answer], row
+    )
+    assert (steps[-1].reward, steps[-1].done) == (1, True)
+
+
 def test_textarena(players):
     steps, _ = players.episode("textarena", {"env_id": "GuessTheNumber-v0-raw"}, ["[20]", "[5]"])
     assert "between 1 and 20" in steps[0].observation
