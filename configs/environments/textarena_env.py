@@ -25,7 +25,7 @@ class TextArena:
     def step(self, action: str) -> Told:
         done, _ = self.env.step(action)
         if not done:
-            return self._new(), 0.0, False, {}
+            return self._new(), 0.0, False, {"invalid": self.env.state.error_count > 0}  # the game allows another try
         rewards, games = self.env.close()
         return self._new(), float(rewards[0]), True, {"invalid": bool(games[0]["invalid_move"])}
 

@@ -93,6 +93,8 @@ def test_textarena(players):
     assert "between 1 and 20" in steps[0].observation
     assert "lower" in steps[1].observation and "[20]" not in steps[1].observation
     assert [step.reward for step in steps] == [0, 0, 1] and steps[-1].done
+    steps, _ = players.episode("textarena", {"env_id": "GuessTheNumber-v0-raw"}, ["20", "[20]", "[99]", "[0]"])
+    assert [bool(step.info.get("invalid")) for step in steps[1:]] == [True, False, True, True] and steps[-1].done
 
 
 @pytest.mark.parametrize(
