@@ -116,6 +116,14 @@ def test_a_full_context_ends_a_rollout():
     assert one.truncated and one.reward == -1.0 and one.metrics["turns"] == 1 and one.metrics["episode_ended"] == 0
 
 
+def test_a_task_whose_first_prompt_is_too_long_is_logged_and_not_judged(caplog):
+    args = {"environment": "taxi", "max_turns": 4}
+    task = make_task("env_workflow", raw={"question": "Play."}, repeat_times=2, workflow_args=args)
+    rows = asyncio.run(run_workflow(task, Turns(max_model_len=20)))
+    assert [(row.is_unscored, row.metrics["turns"]) for row in rows] == [(True, 0.0)] * 2
+    assert len([record for record in caplog.records if "max_prompt_tokens" in record.getMessage()]) == 1
+
+
 def test_turns_get_the_returns_that_follow_them():
     args = {"environment": "frozen_lake", "step_wise": True, "discount": 0.5}
     rows, _ = play("down", "down", "right", "right", "down", "right", **args)

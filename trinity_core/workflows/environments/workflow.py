@@ -48,6 +48,11 @@ PATIENCE = 3600.0
 GRACE = 10.0
 """Extra seconds for the environment's process to report its own timeout."""
 
+TOO_LONG = (
+    "task %d of %s: its prompt, with what environment '%s' says first, is too long (model.max_prompt_tokens): nothing "
+    "was played, and its rollouts are not judged"
+)
+
 
 class EnvArguments(Arguments):
     """`workflow_args` of `env_workflow`."""
@@ -204,6 +209,8 @@ class EnvWorkflow(Workflow):
                 if episode.steps[-1].done:
                     break
                 trajectory.add({"role": "user", "content": episode.steps[-1].observation})
+        if not episode.steps and run == task.runs[0]:  # all rollouts of a task begin alike
+            log.warning(TOO_LONG, task.index, task.taskset, arguments.environment)
         return experiences_of(trajectory, episode, arguments, run)
 
 
