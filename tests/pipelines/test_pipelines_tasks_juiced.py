@@ -110,15 +110,16 @@ def test_an_operator_that_data_juicer_lacks_is_refused(tmp_path):
 
 @pytest.mark.skipif(not ENVIRONMENT.exists(), reason=MISSING)
 def test_rows_come_back_as_they_were_but_for_what_operators_change(tmp_path):
-    """Arrow has one type for a column. A filter that is listed again measures again."""
+    """Arrow has one type for a column. Operators may be listed again, of which filters measure again."""
     rows = [
-        {"question": "What is\u2009one?", "answer": "11", "calls": [{"name": "f", "arguments": {"x": 1}}], "n": 1},
+        {"question": "Is\u2009it one?", "answer": "1\u20091", "calls": [{"name": "f", "arguments": {"x": 1}}], "n": 1},
         {"question": "What is two?", "answer": "2", "calls": [{"name": "g", "arguments": {"city": "Ulm"}}], "n": 2.5},
     ]
     unusable = [{"question": "What is much?", "answer": "33", "n": 10**30}]
     steps = [
-        {"text_length_filter": {"text_key": "question", "min_len": 10}},
         {"whitespace_normalization_mapper": {"text_key": "question"}},
+        {"whitespace_normalization_mapper": {"text_key": "answer"}},
+        {"text_length_filter": {"text_key": "question", "min_len": 10}},
         {"text_length_filter": {"text_key": "answer", "min_len": 2}},
         {"words_num_filter": {"text_key": "question", "min_num": 2}},
     ]
@@ -130,7 +131,7 @@ def test_rows_come_back_as_they_were_but_for_what_operators_change(tmp_path):
     finally:
         server.close()
     [left] = lines(dataset)
-    assert left == rows[0] | {"question": "What is one?", "text_len": 2, "num_words": 3}
+    assert left == rows[0] | {"question": "Is it one?", "answer": "1 1", "text_len": 3, "num_words": 3}
     assert type(left["n"]) is int
     assert dataset.dropped == {"1 data_juicer": 1}
 

@@ -49,7 +49,7 @@ def process(rows: list[dict[str, Any]], operators: list[dict[str, Any]]) -> list
         raise ValueError(f"Data-Juicer cannot take the rows: {error}") from error
     measures: dict[str, set[str]] = {}
     for operator, name in zip(loaded, (name for step in operators for name in step), strict=True):
-        if name in measures:
+        if measures.get(name):
             dataset = NestedDataset.from_list(_unmeasured(list(dataset), measures[name]))
         before = _measured(dataset)
         try:
