@@ -74,6 +74,8 @@ def test_a_pipeline_has_its_own_samples_and_not_its_stages_stores(tmp_path: Path
     assert [(rollout["step"], rollout["response"]) for rollout in told] == [(3, "It is 4, or not.")]
     runs = RunFolders(tmp_path)
     assert {name: run.has_store for name, run in runs.items()} == {"p/all": False, "p/all_one": True, "p/all_two": True}
+    (tmp_path / "p/all_two/buffer/store.db").write_bytes(b"no database")
+    assert list(runs) == ["p/all", "p/all_one", "p/all_two"], "one that is damaged hides no other"
 
 
 def test_a_run_that_takes_a_deleted_ones_place_has_its_own_store(tmp_path: Path) -> None:

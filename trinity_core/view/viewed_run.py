@@ -18,7 +18,7 @@ from trinity_core.config.findings import value_at
 from trinity_core.data.experience import Experience, from_bytes
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.exchange.store.archive import Line, lines_of
-from trinity_core.exchange.store.database import Database
+from trinity_core.exchange.store.database import Database, databases_in
 from trinity_core.exchange.store.run_store import read_identity
 from trinity_core.exchange.store.schema import Tables
 from trinity_core.exchange.tracking.rollouts import rollouts_dir
@@ -119,8 +119,8 @@ def import_for_pages() -> None:
 
 
 def _has_something(folder: Path) -> bool:
-    """True if there are experiences or samples in a run's own folder."""
-    return rollouts_dir(folder).is_dir() or (runs_in(folder) == [folder] and bool(stores_of(folder)))
+    """True if there are samples or a database, which is not opened as all runs are listed, in a run's own folder."""
+    return rollouts_dir(folder).is_dir() or (runs_in(folder) == [folder] and bool(databases_in(folder / "buffer")))
 
 
 def viewed_runs(

@@ -128,10 +128,14 @@ def namespaces(url: str) -> list[str]:
         engine.dispose()
 
 
+def databases_in(folder: Path) -> list[Path]:
+    """Return the SQLite files in a run's `buffer` folder: its store, or task queues."""
+    return [file for file in sorted(folder.glob("*")) if file.suffix in DATABASES]
+
+
 def stores_in(folder: Path) -> list[Path]:
-    """Return the SQLite files in a run's `buffer` folder that hold a store: others may be task queues."""
-    files = [file for file in sorted(folder.glob("*")) if file.suffix in DATABASES]
-    return [file for file in files if namespaces(f"{SQLITE_FILE}{file.absolute()}")]
+    """Return those of `databases_in` that hold a store. Each is opened, which takes 15 ms."""
+    return [file for file in databases_in(folder) if namespaces(f"{SQLITE_FILE}{file.absolute()}")]
 
 
 def again_if_away(method: F) -> F:

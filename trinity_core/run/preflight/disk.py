@@ -9,8 +9,8 @@ from pathlib import Path
 
 from trinity_core.base.layout import JobLayout
 from trinity_core.config import Config, store_url, train_settings
-from trinity_core.config.paths import DATABASES
 from trinity_core.data.lengths import rollouts_taken
+from trinity_core.exchange.store.database import databases_in
 from trinity_core.exchange.store.run_store import is_own_file
 from trinity_core.run.preflight.model_shape import ModelShape, adapter_parameters
 from trinity_core.run.preflight.needs import Need, size
@@ -27,8 +27,8 @@ def free_disk(job_dir: Path) -> int:
     """Return the bytes that the run in `job_dir`, which need not exist, may fill: those free on this machine and those
     it has written."""
     there = next(folder for folder in (job_dir, *job_dir.parents) if folder.exists())
-    stores = (file for file in JobLayout(job_dir).buffer.glob("*") if file.suffix in DATABASES)
-    files = [*job_dir.glob("global_step_*/**/*"), *stores, JobLayout(job_dir).archive]  # what `disk_of` counts
+    layout = JobLayout(job_dir)
+    files = [*job_dir.glob("global_step_*/**/*"), *databases_in(layout.buffer), layout.archive]  # what `disk_of` counts
     written = sum(file.stat().st_size for file in files if file.is_file())
     usage = shutil.disk_usage(there)
     free = usage.free if usage.total else sys.maxsize  # a file system without a size, such as /proc, has no limit
