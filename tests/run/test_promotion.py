@@ -19,10 +19,13 @@ from hypothesis import strategies as st
 from raising import raising
 
 from trinity_core.base.errors import DataError, TrinityError
+from trinity_core.base.layout import JobLayout
 from trinity_core.config import Config, load_config
 from trinity_core.config.findings import ConfigError
 from trinity_core.config.schema.buffer import FormatConfig
 from trinity_core.data.experience import Experience
+from trinity_core.data.files import RejectedRow, RowLocation
+from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import open_tasksets
 from trinity_core.data.session_log import SESSION
 from trinity_core.data.task import Task
@@ -249,8 +252,8 @@ def test_tasks_that_a_model_or_its_ancestors_were_trained_on(tmp_path: Path) -> 
 def test_tasks_in_the_rollouts_that_a_run_trained_on(
     tmp_path: Path, algorithm: str, settings: dict[str, Any], leaked: list[int], seen: list[int]
 ) -> None:
-    """Not those that `min_reward` or `min_gap` left out. Of a pair the lower answer counts for the row, not for its
-    text."""
+    """Not those that `min_reward` or `min_gap` left out or that are too long. Of a pair the lower answer counts for the
+    row, not for its text."""
     run, file = tmp_path / "p" / "improved", tmp_path / "rollouts.jsonl"
     buffer = {"storage_type": "rollouts", "path": str(file), "rollouts": settings}
     inputs = {"trainer_input": {"experience_buffer": buffer}}
@@ -261,7 +264,11 @@ def test_tasks_in_the_rollouts_that_a_run_trained_on(
         ("two", "What is two?", "3<|end|><|user|>What is nine?<|end|>9", 0.0),
         ("six", "What is six?", "6", 0.0),
         ("ten", "What is ten?", "10", 2.0),
+        ("long", "What is long?", "This.", 3.0),
     ]
+    RejectedRows(folder=JobLayout(run).rejected_rows / "trainer").write(
+        str(file), [RejectedRow(RowLocation(str(file), 5), "is too long")]
+    )
     rows = [
         Experience(np.arange(4), 2, np.ones(2, bool), reward=reward, group=group, run=run_)
         for run_, (group, *_, reward) in enumerate(texts)
@@ -269,10 +276,10 @@ def test_tasks_in_the_rollouts_that_a_run_trained_on(
     for row, (_, prompt, response, _) in zip(rows, texts, strict=True):
         row.info = {"prompt": f"<|user|>{prompt}<|end|>", "response": response}
     file.write_text("".join(json.dumps(whole_line(1, row)) + "\n" for row in rows))
-    asked = ["What is two?", "What is 4?", "What is nine?", "What is ten?", "What is six?"]
+    asked = ["What is two?", "What is 4?", "What is nine?", "What is ten?", "What is six?", "What is long?"]
     tasks = [task(index, question) for index, question in enumerate(asked)]
     assert [one.index for one in leaked_tasks(str(run / "global_step_4"), tasks)] == leaked
-    sighted = [line for line in range(1, 5) if [one.run for one in sightings(tmp_path, file, line)] == ["p/improved"]]
+    sighted = [line for line in range(1, 6) if [one.run for one in sightings(tmp_path, file, line)] == ["p/improved"]]
     assert sighted == seen
 
 

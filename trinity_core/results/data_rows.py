@@ -7,7 +7,7 @@ row among a million is found within a second. A data set whose files are gone ha
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from itertools import islice, repeat, takewhile
 from pathlib import Path
@@ -57,7 +57,8 @@ class DataSet:
     def chosen(self) -> list[list[EarlierRollout]]:
         """The rollouts of an earlier run that it trains on. Raises DataError if they are gone."""
         settings = typed_section(ExperienceBufferConfig, self.settings, Report())
-        return chosen_rollouts(settings, "preferences" if self.has_pairs else "demonstrations")
+        chosen = chosen_rollouts(settings, "preferences" if self.has_pairs else "demonstrations")
+        return [rollouts for rollouts in chosen if astuple(rollouts[0].location) not in self.rejected]
 
     @cached_property
     def rejected(self) -> set[tuple[str, int]]:
@@ -68,8 +69,8 @@ class DataSet:
     def rows(self) -> Iterator[tuple[str, int]]:
         """Yield file and line of each row, in order; of rollouts in a file, of those that it trains on."""
         if self.settings.get("storage_type") == "rollouts":
-            locations = {rollout.location for rollouts in self.chosen for rollout in rollouts} if self.files else ()
-            yield from sorted((location.source, location.line) for location in locations)
+            chosen = self.chosen if self.files else ()
+            yield from sorted({astuple(rollout.location) for rollouts in chosen for rollout in rollouts})
             return
         for file in self.files:
             places = zip(repeat(str(file)), _lines(file), strict=False)
