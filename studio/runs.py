@@ -32,7 +32,7 @@ from trinity_core.exchange.tracking.run_record import (
     RunRecord,
     RunState,
     config_path,
-    read_config,
+    known_config,
     read_record,
     record_path,
 )
@@ -274,7 +274,7 @@ _seen = lru_cache(maxsize=512)(SeenRun)
 
 
 def _read(run: Run, folder: Path, curves: Curves, evaluations: list[MetricLine]) -> Run:
-    layout, record, config = JobLayout(folder), read_record(folder), read_config(folder)
+    layout, record, config = JobLayout(folder), read_record(folder), known_config(folder)
     meta = read_json(layout.trainer_meta)
     paces = (curve for name, curve in curves.items() if name.endswith("timing_s/step"))
     trainer = curves.get("timing_s/step") or next(paces, None)

@@ -30,7 +30,14 @@ from trinity_core.config.secrets import MASK
 from trinity_core.exchange.checkpoints.resume import claim, update_meta
 from trinity_core.exchange.tracking.metrics_file import MetricsFile, metrics_path, rewind
 from trinity_core.exchange.tracking.notes import Note, delete
-from trinity_core.exchange.tracking.run_record import RunState, read_record, record_end, record_path, record_start
+from trinity_core.exchange.tracking.run_record import (
+    RunState,
+    config_path,
+    read_record,
+    record_end,
+    record_path,
+    record_start,
+)
 from trinity_core.exchange.tracking.writers import RunOutcome
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -66,7 +73,7 @@ def folder(root: Path, name: str, minutes: float = 0, outcome: RunOutcome | None
 
 
 def test_newest_runs_come_first_and_those_that_wait_before_them(tmp_path: Path) -> None:
-    folder(tmp_path, "three", minutes=3)
+    config_path(folder(tmp_path, "three", minutes=3)).write_text("damaged: [")
     waiting = flow_run("waits", "SCHEDULED", began=None, ended=None)
     runs = find_runs(tmp_path, [flow_run("one"), flow_run("two", minutes=5), waiting])
     assert [run.name for run in runs] == ["p/waits", "p/two", "p/three", "p/one"]

@@ -58,6 +58,7 @@ def test_a_run_records_its_configuration_state_and_end(tmp_path: Path) -> None:
         config_path(tmp_path).write_bytes(damaged)
         with raising(DataError, key=str(config_path(tmp_path))):
             read_config(tmp_path)
+        assert changes_since(tmp_path, {"seed": 1}, "rft", {}) == "", "the run resumes"
 
 
 @pytest.mark.parametrize("prompt", ["Use ${seed}", r"Use \${seed}", r"\\${HOME} and \$1 \\", "5 $"])

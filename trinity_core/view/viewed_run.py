@@ -22,7 +22,7 @@ from trinity_core.exchange.store.database import Database, databases_in
 from trinity_core.exchange.store.run_store import read_identity
 from trinity_core.exchange.store.schema import Tables
 from trinity_core.exchange.tracking.rollouts import rollouts_dir
-from trinity_core.exchange.tracking.run_record import read_config
+from trinity_core.exchange.tracking.run_record import known_config
 from trinity_core.results.audit import open_store, runs_in, stored_runs, stores_of
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class ViewedRun:
 
     def _model_paths(self) -> Iterator[str]:
         """Yield local folders and hub names that may hold the tokenizer, the most reliable first."""
-        model = value_at(read_config(self.folder), "model.model_path")
+        model = value_at(known_config(self.folder), "model.model_path")
         meta = read_json(self.layout.trainer_meta)
         folders = [str(self.layout.huggingface(step)) for step in reversed(self.layout.steps())]
         for path in (model, *folders, meta.get("tokenizer"), meta.get("model")):

@@ -6,6 +6,7 @@ started from its `config.yaml`, whose literal `${` is escaped.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -24,6 +25,8 @@ from trinity_core.config.load import escaped, unescaped
 from trinity_core.config.secrets import without_secrets
 from trinity_core.exchange.tracking.metrics_file import read_metrics, stream_of
 from trinity_core.exchange.tracking.writers import RunOutcome, leaves
+
+log = logging.getLogger(__name__)
 
 
 class RunState(Enum):
@@ -128,7 +131,7 @@ def changes_since(job_dir: Path, config: Mapping[str, Any], stage: str, software
         was = ", ".join(f"{name} {previous.software.get(name) or '–'}" for name in other)
         now = ", ".join(f"{name} {software[name] or '–'}" for name in other)
         parts = [f"the run was begun by {was if previous.software else 'an older release'}, this is {now}"]
-    recorded, present = dict(leaves(read_config(job_dir))), leaves(_parse(_as_yaml(config)))
+    recorded, present = dict(leaves(known_config(job_dir))), leaves(_parse(_as_yaml(config)))
     if differ := [
         f"{key} ({recorded[key]}, now {value})" for key, value in present if recorded.get(key, value) != value
     ]:
@@ -182,3 +185,12 @@ def read_config(job_dir: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         again = "remove it: the run's next start writes it again"
         raise DataError(f"{path} is damaged ({' '.join(str(error).split())}); {again}", key=str(path)) from None
+
+
+def known_config(job_dir: Path) -> dict[str, Any]:
+    """Like `read_config`; empty, with a warning, if it is damaged."""
+    try:
+        return read_config(job_dir)
+    except DataError as error:
+        log.warning("%s", error)
+        return {}
