@@ -350,16 +350,16 @@ def show_rollouts(config: Config) -> None:
 
 def show_summary(config: Config, summary: dict[str, Any], running: str = "") -> None:
     """Show a run's results as the terminal does, below the links, one of which leads to the tracked run. Not as a
-    table, in which Prefect's page wraps no text. `running`: the stage of a pipeline that has begun."""
+    table, in which Prefect's page wraps no text. `running`: the stage of a pipeline that has begun, and may fail."""
     values = [(name, str(value)) for name, value in summary.items() if value]
     rows = summary_rows(summary) if "scores" in summary else values
     if running:
-        rows.insert(0, ("running", running))
+        rows.insert(0, ("stage", running))
     lines = [f"**{title}** {markdown_text(text, LONGEST_TEXT)}" for title, text in rows if title != "tracking"]
     _page(config).results = "  \n".join(lines)
     shown = [f"step {summary['step']}"] if "step" in summary else []
     if (score := summary.get("score")) is not None:
         shown.append(scores_text(summary.get("evaluation") or {}) or f"score {score:.3f}")
     if running:
-        shown.append(f"running {running}")
+        shown.append(f"stage {running}")
     _show_page(config, ", ".join(shown) or "finished")

@@ -100,11 +100,11 @@ def test_the_summary_of_a_running_pipeline_leads_to_its_newest_rollouts(
     PREFECT.show_so_far(config, summary, "p/all_rft")
     assert [title for title, _ in shown] == [
         "Summary: no stage has ended yet",
-        "Summary: step 9, score 0.500, running p/all_rft",
+        "Summary: step 9, score 0.500, stage p/all_rft",
         "Learning curve: step 9",
         "Rollouts: explorer, step 9",
     ], "the curve and the rollouts are the stage's"
-    assert "**running** p/all" in shown[1][1]
+    assert "**stage** p/all" in shown[1][1]
     assert "**time** 8 min 38 s: base score 18 s, sft 8 min 20 s" in shown[1][1]
     assert "tokens" not in shown[1][1] and "pauses" not in shown[1][1]
     assert "/rollouts/#run=Trinity-Flows%2Fall_sft)" in shown[1][1] and "runs?run=Trinity-Flows%2Fall)" in shown[1][1]
