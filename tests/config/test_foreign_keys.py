@@ -163,6 +163,7 @@ QUIET = [
     "explorer.concurrent_mode=asynchronous", f"{TRAIN}.format.image_key=null", f"{TRAIN}.enable_progress_bar=false",
     f"{ENGINES}.use_v1=true", f"{ENGINES}.repetition_penalty=1.0", "trainer.enable_preview=true", "data_processor={}",
     "monitor.monitor_args=null", f"{VERL}.reward_model={{enable: false, model: {{path: a}}}}",
+    f"{VERL}.actor_rollout_ref.model.lora_adapter_path=''",
     f"{ACTOR}.freeze_vision_tower=false", "data_processor.task_pipeline=null", f"{INPUT}.default_eval_workflow_type=''",
     f"{EXPERIENCES}.replay_buffer=null", "explorer.auxiliary_models=[]", "service.data_juicer=null",
 ]  # fmt: skip

@@ -95,7 +95,7 @@ KEYS: Mapping[type[Any], Keys] = {
         **moved("trust_remote_code custom_chat_template", "/model.*", yields=True),
         **moved("path", "/model.model_path", unset=("",), yields=True),
         **moved("lora_rank", "/model.lora_configs", unset=(0,), convert=_adapter, yields=True),
-        **moved("lora_adapter_path", "/model.lora_configs", convert=_saved_adapter, yields=True),
+        **moved("lora_adapter_path", "/model.lora_configs", unset=("",), convert=_saved_adapter, yields=True),
         **silent("lora_alpha target_modules exclude_modules"),  # parts of lora_rank's entry
     },
     schema.VerlCriticModel: {
