@@ -225,6 +225,8 @@ class DataJuicerOperators(TaskOperator):
     rows of a data set at once are refused, because rows are processed in chunks.
     """
 
+    revision = 1
+
     def __init__(
         self,
         data_juicer_server: Processes | None = None,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from trinity_core.base.errors import DataError, InputError
 from trinity_core.base.files import file_digest
@@ -49,6 +49,8 @@ class TaskOperator:
 
     label: str = ""
     """Its position and name in the pipeline, unique there."""
+    revision: ClassVar[int] = 0
+    """Raised whenever one of our operators would write a different output than before."""
 
     @property
     def files(self) -> Sequence[Path]:
@@ -98,8 +100,8 @@ def checked_keys(operator: str, keys: Sequence[str]) -> tuple[str, ...]:
 
 
 OURS = "trinity_core."
-FORMAT = 3
-"""Raised whenever the same pipeline of our operators would write a different output than before."""
+FORMAT = 2
+"""Raised whenever the same pipeline would write a different output than before, whatever its operators."""
 
 
 def fingerprint(
@@ -111,8 +113,8 @@ def fingerprint(
     """Return 16 hex digits over contents, in order, without file names: a moved data set keeps its fingerprint.
 
     A plugin's operator or reward function counts with the source of its module, so that an edited one runs again;
-    modules that it imports do not count. Our own operators count by `FORMAT`: an update that does not change them
-    repeats nothing.
+    modules that it imports do not count. Our own operators count by their `revision`: an update that does not change
+    those of a pipeline repeats nothing.
     """
     parts = {
         "format": FORMAT,
@@ -133,7 +135,9 @@ def fingerprint(
 
 def _source(kind: type[TaskOperator]) -> str:
     source = plugin_file(kind)
-    return file_digest(source) if source else f"{kind.__module__}.{kind.__qualname__}"
+    if source:
+        return file_digest(source)
+    return f"{kind.__module__}.{kind.__qualname__}" + (f" {kind.revision}" if kind.revision else "")
 
 
 def plugin_file(part: Any) -> Path | None:
