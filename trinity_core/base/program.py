@@ -51,6 +51,7 @@ def ending_on_sigterm() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGTERM, handler)
         signal.signal(signal.SIGHUP, hangup)
+        _dropped.clear()
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
