@@ -143,7 +143,7 @@ def read_run(path: Path) -> ComparedRun:
     path = path.resolve()
     step = step_of(path)
     folder = path if step is None else path.parent
-    folder = next((run for run in reversed(stored_runs(folder)) if read_evaluations(run)), folder)
+    folder = scored_run(folder)
     scored, at = newest_evaluation(folder) if step is None else (folder, step)
     metrics = [line.metrics for line in read_evaluations(scored) if line.step == at]
     if step is not None and not metrics and not path.is_dir():
@@ -159,6 +159,12 @@ def read_run(path: Path) -> ComparedRun:
         {name: {task.digest: task for task in tasks} for name, tasks in answers.items() if tasks},
         series(read_metrics(folder), "reward/mean", "trainer"),
     )
+
+
+def scored_run(folder: Path) -> Path:
+    """Return the folder of a run, or of the last stage with a score of the pipeline in it. Raises DataError if there is
+    no run."""
+    return next((run for run in reversed(stored_runs(folder)) if read_evaluations(run)), folder.resolve())
 
 
 def newest_evaluation(folder: Path) -> tuple[Path, int | None]:

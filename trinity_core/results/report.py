@@ -24,7 +24,7 @@ from trinity_core.exchange.tracking.rollouts import newest_rollouts, source_text
 from trinity_core.exchange.tracking.run_record import read_config, read_record
 from trinity_core.exchange.tracking.scores import intervals_like_the_newest, scores_like_the_newest
 from trinity_core.results.audit import stored_runs
-from trinity_core.results.compare import NAMES, comparable_settings, differing, newest_evaluation, shown
+from trinity_core.results.compare import NAMES, comparable_settings, differing, newest_evaluation, scored_run, shown
 from trinity_core.results.doctor import Diagnosis
 from trinity_core.results.lineage import next_stage
 
@@ -50,19 +50,20 @@ def report(folder: Path, other: Path | None = None) -> str:
     settings that differ from those of the run in `other` (by default those that its file must set), samples of its
     last evaluation.
 
-    Raises DataError if there is no run in a folder.
+    Of a pipeline in `other` counts the stage of the same name, else its last scored stage. Raises DataError if there is
+    no run in a folder.
     """
-    runs = stored_runs(folder)
-    if other is not None:
-        stored_runs(other)
-    title = f"{runs[0].parent.name} / {folder.resolve().name}"
-    parts = [f"<h1>{escape(title)}</h1>", _facts(folder.resolve())]
-    if list(runs) == [folder.resolve()]:
-        parts += _run(runs[0], other)
+    stored_runs(folder)
+    folder, last = folder.resolve(), scored_run(other) if other is not None else None
+    others = stages_of(other.resolve()) if other is not None else {}
+    title = f"{folder.parent.name} / {folder.name}"
+    parts = [f"<h1>{escape(title)}</h1>", _facts(folder)]
+    if not (stages := stages_of(folder)):
+        parts += _run(folder, last)
     else:
-        parts += _scores_by_stage(folder.resolve())
-        for run in runs:
-            parts += [f"<h2>{escape(run.name)}</h2>", _facts(run), *_run(run, other)]
+        parts += _scores_by_stage(folder)
+        for name, run in stages.items():
+            parts += [f"<h2>{escape(run.name)}</h2>", _facts(run), *_run(run, others.get(name, last))]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
     return f'<!doctype html><html lang="en">{head}<body>{"".join(parts)}</body></html>'
 
