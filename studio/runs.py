@@ -305,13 +305,13 @@ def _name_of(run: FlowRunSeen) -> str:
 
 def _run(name: str, folder: Path | None, flow_runs: Sequence[FlowRunSeen]) -> Run:
     run = Run(name, RunState.UNKNOWN) if folder is None else _seen(folder).read()
-    state, detail = run.record.present_state if run.record else run.state, ""
+    state, detail = (run.record.present_state, run.record.error) if run.record else (run.state, "")
     for flow_run in flow_runs[:1]:
         seen = PREFECT_STATES.get(flow_run.kind, RunState.UNKNOWN)
         alive = seen is RunState.WAITING or not (seen.is_over or state is RunState.KILLED)
         if alive or state is RunState.UNKNOWN or folder is None:
             state = seen
-        detail = flow_run.message if state is seen else ""
+        detail = flow_run.message if state is seen else detail
     if folder is not None and is_starting(folder, run.record):
         state, detail = RunState.STARTING, ""
     return replace(run, state=state, detail=detail, flow_runs=tuple(flow_runs))

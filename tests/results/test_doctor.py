@@ -14,13 +14,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import raising
 
+from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.data.experience import Experience
 from trinity_core.data.session_log import SESSION
 from trinity_core.exchange.store.ledger import DrawnTask
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
-from trinity_core.results.doctor import CHECKS, diagnose
+from trinity_core.exchange.tracking.run_record import record_end, record_start
+from trinity_core.exchange.tracking.writers import RunOutcome
+from trinity_core.results.doctor import CHECKS, diagnose, diagnose_runs
 from trinity_core.results.evidence import Evidence, Score, gather
 
 STEPS = range(1, 13)
@@ -111,6 +115,7 @@ def trained_prompts() -> dict[str, Any]:
 
 
 FAULTS: dict[str, dict[str, Any]] = {
+    "failed": {"failure": ""},
     "contradiction": {"contradictions": ["group 3 is TRAINED, but no batch of a checkpoint has it"]},
     "repeated-tasks": {"draws": ["train/0", "train/1", "train/0", "train/0", "train/1"]},
     "skipped-tasks": {"skipped": ["step 5 of explorer drew 8 tasks and moved on by 72"]},
@@ -184,6 +189,22 @@ def test_prompts_of_the_openai_api_are_trained_on_with_their_template() -> None:
     for count, checks in (2, set()), (3, {"eval-leak"}):
         prompts = frozenset([*(f"question {group}" for group in range(count)), "held out", ""])
         assert found(healthy(batches={1: sessions}, eval_prompts=prompts)) == checks
+
+
+def test_a_run_that_failed_before_its_first_step_is_a_finding(tmp_path: Path) -> None:
+    """A run that has only begun, and one that was resumed since, have none: there is nothing to examine yet."""
+    begun = record_start(tmp_path, {}, "rft")
+    with raising(DataError, key=str(tmp_path)):
+        diagnose_runs(tmp_path)
+    try:
+        raise TrinityError("all prompts are too long.")
+    except TrinityError:
+        record_end(tmp_path, begun, RunOutcome.FAILED)
+    [[diagnosis]] = diagnose_runs(tmp_path).values()
+    assert diagnosis.check == "failed" and diagnosis.cause == "all prompts are too long"
+    record_start(tmp_path, {}, "rft")
+    with raising(DataError, key=str(tmp_path)):
+        diagnose_runs(tmp_path)
 
 
 def test_scores_made_with_other_settings_are_not_compared(tmp_path: Path) -> None:

@@ -94,6 +94,11 @@ def test_that_the_doctor_found_nothing_is_said(runs: Path, summary: dict[str, ob
     assert text in report(runs / "one")
 
 
+def test_a_failed_run_has_its_error(runs: Path) -> None:
+    write_json(record_path(runs / "one"), asdict(RunRecord("failed", began=100.0, ended=160.0, error="no data")))
+    assert "<td>no data</td>" in report(runs / "one")
+
+
 def test_the_other_run_decides_which_settings_differ(runs: Path) -> None:
     text = report(runs / "one", runs / "two")
     assert "<td>0.0001</td><td>1e-05</td>" in text and "algorithm_type" not in text

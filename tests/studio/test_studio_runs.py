@@ -79,6 +79,16 @@ def test_newest_runs_come_first_and_those_that_wait_before_them(tmp_path: Path) 
     assert [run.name for run in runs] == ["p/waits", "p/two", "p/three", "p/one"]
 
 
+def test_a_failed_run_without_a_flow_run_shows_its_error(tmp_path: Path) -> None:
+    """As that of `trinity_core.train`, or any run while Prefect does not answer."""
+    try:
+        raise TrinityError("no data")
+    except TrinityError:
+        folder(tmp_path, "one", outcome=RunOutcome.FAILED)
+    assert [run.detail for run in find_runs(tmp_path)] == ["no data"]
+    assert [run.detail for run in find_runs(tmp_path, [flow_run("one", "FAILED", message="no rows")])] == ["no rows"]
+
+
 def test_a_flow_run_is_shown_once_with_what_its_folder_says(tmp_path: Path) -> None:
     job = folder(tmp_path, "one", outcome=RunOutcome.FINISHED)
     for step in (1, 2, 3):

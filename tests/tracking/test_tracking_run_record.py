@@ -135,6 +135,23 @@ def test_an_attempt_that_was_killed_took_until_its_last_metrics(
     assert read_record(tmp_path) == started, "this one is alive"
 
 
+def test_a_failed_run_records_its_error_without_passwords(tmp_path: Path) -> None:
+    """Errors of the project say what to do by themselves; others need their class. No other end has an error."""
+    for outcome, error, text in (
+        (RunOutcome.FAILED, DataError("postgresql://me:hidden@db is away"), f"postgresql://me:{MASK}@db is away"),
+        (RunOutcome.FAILED, KeyError("a"), "KeyError: 'a'"),
+        (RunOutcome.CANCELLED, KeyboardInterrupt(), ""),
+    ):
+        own = record_start(tmp_path, {}, "rft")
+        with pytest.raises(type(error)):
+            try:
+                raise error
+            finally:
+                record_end(tmp_path, own, outcome)
+        record = read_record(tmp_path)
+        assert record is not None and record.error == text
+
+
 @pytest.mark.parametrize("explorer_is_first", [True, False])
 def test_explorer_and_trainer_of_one_process_leave_the_trainers_record(tmp_path: Path, explorer_is_first: bool) -> None:
     """The flow `rft_async` runs both; the explorer, and an evaluation, keep a record that is there."""

@@ -1,4 +1,4 @@
-"""`trinity doctor`: faults of a run that did not end it, found in what the run has stored.
+"""`trinity doctor`: faults of a run, found in what the run has stored.
 
 A check is a pure function over `Evidence`, and yields only signs that a healthy run does not show:
 `benchmarks/wrong_runs.py` counts the injected faults that are named and the clean runs that are accused.
@@ -71,11 +71,8 @@ def diagnose_runs(
     stores = stores_of(folder, config, overrides, url)
     names = {*stores, *(run.name for run in runs)}
     found = {name: gather(folder.parent / name, stores.get(name)) for name in sorted(names)}
-    if not any(evidence.trained or evidence.explored for evidence in found.values()):
-        raise DataError(
-            f"{folder} has no metrics: give the folder of a run, <checkpoint_root_dir>/<project>/<name>",
-            key=str(folder),
-        )
+    if not any(one.trained or one.explored or one.failure is not None for one in found.values()):
+        raise DataError(f"{folder} has no step yet: `trinity log` shows what it does", key=str(folder))
     return {name: diagnose(evidence) for name, evidence in found.items()}
 
 
@@ -92,6 +89,17 @@ def doctor_text(found: Mapping[str, Sequence[Diagnosis]]) -> str:
 def doctor_json(found: Mapping[str, Sequence[Diagnosis]]) -> dict[str, Any]:
     runs = {name: [*map(asdict, diagnoses)] for name, diagnoses in found.items()}
     return {"healthy": not any(runs.values()), "runs": runs}
+
+
+@check
+def failed(evidence: Evidence) -> Iterator[Sign]:
+    """The run ended with an error."""
+    if evidence.failure is not None:
+        yield (
+            f"after train step {max(evidence.trained)}" if evidence.trained else "before its first train step",
+            evidence.failure.rstrip(".") or "Its record does not say why",
+            "`trinity log --checkpoint-dir DIR --level WARNING` shows what led to it",
+        )
 
 
 @check

@@ -17,7 +17,7 @@ from trinity_core.exchange.store.database import Database
 from trinity_core.exchange.store.store import ExperienceStore
 from trinity_core.exchange.tracking.metrics_file import MetricLine, read_metrics, stream_of
 from trinity_core.exchange.tracking.rollouts import read_rollouts, rollout_files
-from trinity_core.exchange.tracking.run_record import read_config
+from trinity_core.exchange.tracking.run_record import RunState, read_config, read_record
 from trinity_core.exchange.tracking.scores import evaluated_sets, like_the_newest
 from trinity_core.results.audit import audit_runs, open_store
 from trinity_core.results.data_rows import DataSet, task_sets
@@ -64,6 +64,8 @@ class Evidence:
     """Explore steps whose position in the task sets moved further than by the tasks that they drew."""
     other_template: str = ""
     """The model that this run began with, if that was trained here with another chat template."""
+    failure: str | None = None
+    """Why the run failed, empty if that is not recorded; None if it has not failed."""
     starts_from_adapter: bool = False
     """True if the run began with a trained adapter, without which the policy is its reference."""
 
@@ -95,12 +97,13 @@ def gather(folder: Path, store: str | None, audited: bool = True) -> Evidence:
         if stream_of(source) == "eval"
         for rollout in read_rollouts(file)
     }
-    settings = read_config(folder)
+    settings, record = read_config(folder), read_record(folder)
     evidence = Evidence(
         trained, explored, _scores(lines), eval_prompts=frozenset(evaluated),
         totals={line.step: line.total_steps for line in train_lines if line.total_steps is not None},
         updates={line.step: line.updates for line in train_lines if line.updates is not None},
         other_template=_other_template(settings),
+        failure=record.error if record is not None and record.present_state is RunState.FAILED else None,
         starts_from_adapter=bool(value_at(settings, "model.lora_configs[0].path")),
     )  # fmt: skip
     if store is None:

@@ -102,6 +102,7 @@ def _facts(folder: Path) -> str:
     record, config, summary = read_record(folder), read_config(folder), read_json(folder / "summary.json")
     facts = {
         "state": record.present_state.value if record is not None else "",
+        "error": record.error if record is not None else "",
         "began": f"{datetime.fromtimestamp(record.began, UTC).astimezone():%d %b %Y %H:%M %Z}" if record else "",
         "took": duration(record.seconds) if record is not None and record.seconds is not None else "",
         "algorithm": " → ".join(stages_of(folder)) or value_at(config, "algorithm.algorithm_type"),
@@ -121,7 +122,7 @@ def _run(folder: Path, other: Path | None) -> Iterable[str]:
     if findings := [Diagnosis(**finding) for finding in recorded or ()]:
         yield _table([(finding.check, finding.evidence, finding.cause, finding.next_step) for finding in findings])
     else:
-        yield f"<p>{'not examined: the run has not ended' if recorded is None else '0 findings'}</p>"
+        yield f"<p>{'0 findings' if recorded is not None else 'not examined: the run has not finished'}</p>"
     if picture := LearningCurve(folder).picture():
         yield f'<h3>Curve</h3><img alt="" src="{embedded(picture)}">'
     if other is None:

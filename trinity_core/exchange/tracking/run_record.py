@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -18,11 +19,11 @@ from typing import Any
 
 import yaml
 
-from trinity_core.base.errors import DataError
+from trinity_core.base.errors import DataError, TrinityError
 from trinity_core.base.files import private_folder, read_json, write_atomically, write_json
 from trinity_core.base.processes import start_mark, still_runs
 from trinity_core.config.load import escaped, unescaped
-from trinity_core.config.secrets import without_secrets
+from trinity_core.config.secrets import without_password, without_secrets
 from trinity_core.exchange.tracking.metrics_file import read_metrics, stream_of
 from trinity_core.exchange.tracking.writers import RunOutcome, leaves
 
@@ -72,6 +73,8 @@ class RunRecord:
     """Seconds that earlier attempts took; a killed attempt counts until its last metrics."""
     software: dict[str, str] = field(default_factory=dict)
     """Software versions, see `run.nodes.software`; empty in records of older releases."""
+    error: str = ""
+    """Why it failed; empty for other states and in records of older releases."""
 
     @property
     def present_state(self) -> RunState:
@@ -163,10 +166,14 @@ def record_kill(job_dir: Path, stages: Iterable[Path] = ()) -> None:
 
 
 def record_end(job_dir: Path, record: RunRecord | None, outcome: RunOutcome) -> None:
-    """Record how the work recorded in `record` ended. Another's record is left unchanged, even of this same process."""
+    """Record how the work recorded in `record` ended; if it failed, with the error that is being handled. Another's
+    record is left unchanged, even of this same process."""
     if record is not None and record == read_record(job_dir):
-        ended = asdict(record) | {"state": RunState(outcome.value).value, "ended": time.time()}
-        write_json(record_path(job_dir), ended)
+        error = sys.exception() if outcome is RunOutcome.FAILED else None
+        name = "" if error is None or isinstance(error, TrinityError) else f"{type(error).__name__}: "
+        text = "" if error is None else without_password(f"{name}{error}")
+        ended = {"state": RunState(outcome.value).value, "ended": time.time(), "error": text}
+        write_json(record_path(job_dir), asdict(record) | ended)
 
 
 def read_record(job_dir: Path) -> RunRecord | None:
