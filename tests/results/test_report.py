@@ -29,7 +29,7 @@ STOLEN = "<script>alert(1)</script>"
 def runs(tmp_path: Path) -> Path:
     for name, lr in (("one", 1e-4), ("two", 1e-5)):
         job = tmp_path / "p" / name
-        interval = {"eval/test/accuracy_low": 0.4, "eval/test/accuracy_high": 0.6}
+        interval = {"eval/test/accuracy_low": 0.4, "eval/test/accuracy_high": 0.6, "eval/test/answers": 400.0}
         MetricsFile(job, "eval").write(2, {"eval/test/accuracy": 0.5} | interval)
         model = {"model_path": str(tmp_path / "p/sft/global_step_9/actor/huggingface")}
         config = {
@@ -42,8 +42,9 @@ def runs(tmp_path: Path) -> Path:
         save_rollouts(job, "eval/test", 2, [SampledRollout("2 + 2?", STOLEN, 1.0, truth="4")])
         finding = {"check": "cut-off", "evidence": "97% of them", "cause": "a limit", "next_step": "raise it"}
         write_json(JobLayout(job).note, {"text": "the good one"})
-        write_json(job / "summary.json", {"seconds": 80.0, "findings": [finding]})
-        record = RunRecord("finished", began=100.0, ended=160.0, earlier=29.5)
+        made_from = {"inputs": {"/data/train.jsonl": "7493ac74"}}
+        write_json(job / "summary.json", {"seconds": 80.0, "findings": [finding], "made_from": made_from})
+        record = RunRecord("finished", began=100.0, ended=160.0, earlier=29.5, software={"torch": "2.13.0"})
         write_json(record_path(job), asdict(record))
     return tmp_path / "p"
 
@@ -55,7 +56,19 @@ def test_a_report_has_scores_findings_curve_differences_and_samples(runs: Path, 
     assert done.exit_code == 0 and {*runs.rglob("*")} == before
     text = file.read_text()
     score = "<td>2</td><td>0.500</td><td>0.400 to 0.600</td>"
-    shown = (score, "1 min 30 s", "sft step 9", "<td>grpo</td>", "the good one", "cut-off", "data:image/png", "2 + 2?")
+    shown = (
+        score,
+        "test (400 answers)",
+        "torch 2.13.0",
+        "<td>7493ac74</td>",
+        "1 min 30 s",
+        "sft step 9",
+        "<td>grpo</td>",
+        "the good one",
+        "cut-off",
+        "data:image/png",
+        "2 + 2?",
+    )
     assert all(part in text for part in shown) and text.count("one</h") == 1
     assert STOLEN not in text and "&lt;script&gt;" in text
 
@@ -82,10 +95,13 @@ def test_settings_are_those_that_a_file_must_have(runs: Path) -> None:
         "algorithm.kl_loss_fn": ["none", "k2"],
         "model.model_path": ["org/model", "–"], "model.max_prompt_tokens": ["64", "–"],
         "model.max_response_tokens": ["8", "–"], "buffer.batch_size": ["4", "1"], "buffer.total_steps": ["60", "–"],
-        "buffer.explorer_input.tasksets[0].name": ["train", "taskset"],
-        "buffer.explorer_input.tasksets[0].path": ["org/sums", "–"],
-        "buffer.explorer_input.tasksets[0].default_workflow_type": ["simple_workflow", "math_workflow"],
+        "buffer.explorer_input.taskset.name": ["train", "taskset"],
+        "buffer.explorer_input.taskset.path": ["org/sums", "–"],
+        "buffer.explorer_input.taskset.default_workflow_type": ["simple_workflow", "math_workflow"],
     }  # fmt: skip
+    file["buffer"] = {"explorer_input": {"tasksets": [tasks, tasks | {"name": "more"}]}}
+    config_path(runs / "one").write_text(yaml.safe_dump(to_dict(config_from_dict(file))))
+    assert "buffer.explorer_input.tasksets[0].path" in settings(runs / "one"), "the first of several"
 
 
 @pytest.mark.parametrize(("summary", "text"), [({}, "not examined"), ({"findings": []}, "0 findings")])

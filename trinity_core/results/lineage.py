@@ -259,13 +259,17 @@ def _name(run: Path) -> str:
     return f"{run.parent.name}/{run.name}"
 
 
+def software_text(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+
+
 def lineage_text(links: Sequence[Link]) -> str:
     lines = []
     for place, link in enumerate(links):
         title = f"{link.run} step {link.step}" if link.run else f"model {link.model}"
         lines.append(title if not place else f"began with {title}")
         if link.code:
-            lines.append(f"  code   {', '.join(f'{name} {version}' for name, version in link.code.items() if version)}")
+            lines.append(f"  code   {software_text(link.code)}")
         lines += [f"  data   {name}  {digest}" for name, digest in link.data.items()]
         for rows in link.rows:
             drawn = f" drawn at steps {rows.batches[0]} to {rows.batches[1]}" if rows.batches else ", all in each epoch"

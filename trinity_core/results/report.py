@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -18,15 +19,16 @@ from trinity_core.config.resolve import resolve
 from trinity_core.config.source import key_of
 from trinity_core.config.validation import typed_section
 from trinity_core.exchange.tracking.curve import LearningCurve, embedded
-from trinity_core.exchange.tracking.metrics_file import read_evaluations
+from trinity_core.exchange.tracking.metrics_file import MetricLine, read_evaluations
 from trinity_core.exchange.tracking.notes import Note
 from trinity_core.exchange.tracking.rollouts import newest_rollouts, source_text
 from trinity_core.exchange.tracking.run_record import read_config, read_record
 from trinity_core.exchange.tracking.scores import intervals_like_the_newest, scores_like_the_newest
 from trinity_core.results.audit import stored_runs
 from trinity_core.results.compare import NAMES, comparable_settings, differing, newest_evaluation, scored_run, shown
+from trinity_core.results.data_rows import input_digests
 from trinity_core.results.doctor import Diagnosis
-from trinity_core.results.lineage import next_stage
+from trinity_core.results.lineage import next_stage, software_text
 
 SAMPLES = 8
 FOLLOWING = ("max_model_len", "train_batch_size")
@@ -40,6 +42,7 @@ td + td { min-width: 5rem }
 @media (prefers-color-scheme: dark) { img { filter: invert(.92) hue-rotate(180deg) } }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.6 ui-monospace, monospace; margin: 0 }
 """
+FIRST_TASKSET = re.compile(r"(?<=\.)tasksets(\[0\]|\.0)(?=\.)")
 SCORE = ("score", "95 % interval")
 Row = Sequence[object]
 Key = tuple[str | int, ...]
@@ -47,8 +50,8 @@ Key = tuple[str | int, ...]
 
 def report(folder: Path, other: Path | None = None) -> str:
     """Return the page of the run in `folder`, or of the pipeline in it with all stages: scores, findings, curve,
-    settings that differ from those of the run in `other` (by default those that its file must set), samples of its
-    last evaluation.
+    settings that differ from those of the run in `other` (by default those that its file must set), code and data,
+    samples of its last evaluation.
 
     Of a pipeline in `other` counts the stage of the same name, else its last scored stage. Raises DataError if there is
     no run in a folder.
@@ -71,26 +74,35 @@ def report(folder: Path, other: Path | None = None) -> str:
 def _scores_by_stage(pipeline: Path) -> Iterable[str]:
     """Yield the scores of the base model and of each stage's model."""
     scores = read_json(pipeline / "summary.json").get("scores") or {}
-    yield "<h2>Scores</h2>"
-    rows = []
+    rows, evaluations = [], list[MetricLine]()
     for name, folder in ({"before": pipeline} | stages_of(pipeline)).items():
         if (score := scores.get(name)) is not None:
             scored, step = newest_evaluation(folder)
-            interval = intervals_like_the_newest(read_evaluations(scored)).get(step or 0)
+            evaluations = read_evaluations(scored)
+            interval = intervals_like_the_newest(evaluations).get(step or 0)
             rows.append(("base model" if name == "before" else name, *_score(score, interval)))
-    yield _table(rows, ("model", *SCORE))
+    yield f"<h2>{_scores_of(evaluations)}</h2>{_table(rows, ('model', *SCORE))}"
 
 
-def _scores(folder: Path) -> list[Row]:
-    """Return step, score and interval of a run's evaluations; without any, of the next stage's before its first
-    step."""
-    evaluations = read_evaluations(folder)
+def _scores(folder: Path) -> Iterator[str]:
+    """Yield step, score and interval of a run's evaluations; without any, of the next stage's before its first step."""
+    evaluations, following, at = read_evaluations(folder), next_stage(folder), dict[int, int]()
+    if not scores_like_the_newest(evaluations) and following:
+        evaluations, at = [line for line in read_evaluations(following[0]) if not line.step], {0: following[1]}
     scores, intervals = scores_like_the_newest(evaluations), intervals_like_the_newest(evaluations)
-    if not scores and (following := next_stage(folder)):
-        evaluations = read_evaluations(following[0])
-        first = scores_like_the_newest(evaluations).get(0)
-        return [] if first is None else [(following[1], *_score(first, intervals_like_the_newest(evaluations).get(0)))]
-    return [(step, *_score(score, intervals.get(step))) for step, score in sorted(scores.items())]
+    rows = [(at.get(step, step), *_score(score, intervals.get(step))) for step, score in sorted(scores.items())]
+    if rows:
+        yield f"<h3>{_scores_of(evaluations)}</h3>{_table(rows, ('step', *SCORE))}"
+
+
+def _scores_of(evaluations: Sequence[MetricLine]) -> str:
+    """Return `Scores on test (400 answers)`, of several eval sets `Mean scores on …`."""
+    metrics = evaluations[-1].metrics if evaluations else {}
+    answers = {name: count for name, count in metrics.items() if name.endswith("/answers")}
+    sets = ", ".join(
+        f"{escape(name[len('eval/') : -len('/answers')])} ({count:g} answers)" for name, count in answers.items()
+    )
+    return f"{'Mean scores' if len(answers) > 1 else 'Scores'}{' on ' * bool(sets)}{sets}"
 
 
 def _score(score: float, interval: tuple[float, float] | None) -> Row:
@@ -115,8 +127,7 @@ def _facts(folder: Path) -> str:
 
 def _run(folder: Path, other: Path | None) -> Iterable[str]:
     config = read_config(folder)
-    if scores := _scores(folder):
-        yield f"<h3>Scores</h3>{_table(scores, ('step', *SCORE))}"
+    yield from _scores(folder)
     yield "<h3>Findings of the doctor</h3>"
     recorded = read_json(folder / "summary.json").get("findings")
     if findings := [Diagnosis(**finding) for finding in recorded or ()]:
@@ -128,12 +139,20 @@ def _run(folder: Path, other: Path | None) -> Iterable[str]:
     if other is None:
         algorithm = value_at(config, "algorithm.algorithm_type") or "all"
         yield f"<h3>Settings that are not defaults of {escape(str(algorithm))}</h3>"
-        rows = [row for row in _settings(config) if row[0] != "algorithm.algorithm_type"]  # it is in the heading
+        rows = [
+            (_as_written(key, config), *values)
+            for key, *values in _settings(config)
+            if key != "algorithm.algorithm_type"  # it is in the heading
+        ]
         yield _table(rows, ("", "here", "by default"))
     else:
         yield f"<h3>Settings that differ from {escape(other.name)}</h3>"
         differences = differing(comparable_settings([config, read_config(other)])).items()
-        yield _table([(key, *pair) for key, pair in differences], ("", escape(folder.name), escape(other.name)))
+        rows = [(_as_written(key, config), *pair) for key, pair in differences]
+        yield _table(rows, ("", escape(folder.name), escape(other.name)))
+    record = read_record(folder)
+    code = [("code", software_text(record.software))] if record is not None and record.software else []
+    yield f"<h3>Code and data</h3>{_table([*code, *input_digests(folder).items()])}"
     if sample := newest_rollouts(folder):
         source, step, rollouts = sample
         yield f"<h3>Samples of {escape(source_text(source))}, step {step}</h3>"
@@ -144,7 +163,13 @@ def _run(folder: Path, other: Path | None) -> Iterable[str]:
         yield _table(rows, ("prompt", "response", "reference", "reward"), is_html=True)
 
 
-def _settings(config: Mapping[str, Any]) -> list[Row]:
+def _as_written(key: str, config: Mapping[str, Any]) -> str:
+    """Return `….taskset.path` for `….tasksets[0].path` (or `….tasksets.0.path`), if there is only one."""
+    tasksets = value_at(config, "buffer.explorer_input.tasksets") or ()
+    return FIRST_TASKSET.sub("taskset", key) if len(tasksets) == 1 else key
+
+
+def _settings(config: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return key, value and default of each setting without which the configuration would resolve to another one. The
     default is what then applies: mostly that of its algorithm."""
 
@@ -153,7 +178,7 @@ def _settings(config: Mapping[str, Any]) -> list[Row]:
 
     tree = without_defaults(resolved(config))
     whole, keys = resolved(tree), [key for key in _leaves(tree) if key[0] not in (*NAMES, "project")]
-    rows: dict[Key, Row] = {}
+    rows: dict[Key, tuple[str, Any, Any]] = {}
     for key in sorted(keys, key=lambda key: key[-1] not in FOLLOWING):
         section = value_at(tree, key[:-1])
         value = section.pop(key[-1])
