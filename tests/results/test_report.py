@@ -121,13 +121,15 @@ def test_the_other_run_decides_which_settings_differ(runs: Path) -> None:
 
 
 def test_a_pipeline_is_compared_stage_by_stage(runs: Path) -> None:
-    """A single run is compared with the last scored stage."""
+    """A stage of another pipeline too; any other run with the last scored stage."""
     for name, stages in (("whole", {"sft": "one", "rft": "two"}), ("other", {"rft": "one", "sft": "two"})):
         (runs / name).mkdir()
         write_json(runs / name / "stages.json", stages)
     text = report(runs / "whole", runs / "other")
     assert "<td>0.0001</td><td>1e-05</td>" in text and "<td>1e-05</td><td>0.0001</td>" in text
     assert "differ from two" in report(runs / "one", runs / "other")
+    write_json(record_path(runs / "one"), asdict(RunRecord("finished", began=100.0, stage="rft")))
+    assert "differ from one" in report(runs / "one", runs / "other")
 
 
 def test_the_report_of_a_pipeline_begins_with_the_scores_of_base_model_and_stages(runs: Path) -> None:

@@ -62,7 +62,8 @@ def report(folder: Path, other: Path | None = None) -> str:
     title = f"{folder.parent.name} / {folder.name}"
     parts = [f"<h1>{escape(title)}</h1>", _facts(folder)]
     if not (stages := stages_of(folder)):
-        parts += _run(folder, last)
+        record = read_record(folder)
+        parts += _run(folder, others.get(record.stage, last) if record is not None else last)
     else:
         parts += _scores_by_stage(folder)
         for name, run in stages.items():
