@@ -194,6 +194,9 @@ TrainingEngine.backward = once
     "learning-rate": Fault(
         "the learning rate is 100 times too high", settings=("algorithm.optimizer.lr=2e-2",),
         checks=("reward-fell", "score-fell", "constant-reward", "no-update")),
+    "learning-rate-low": Fault(
+        "the learning rate is 20,000 times too low",
+        settings=("algorithm.optimizer.lr=1e-8", "algorithm.kl_loss_fn=k2"), checks=("unmoved",)),
     "other-reference": Fault(
         "the KL is to another model", "trinity_core.training.learner",
         """

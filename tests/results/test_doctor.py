@@ -128,6 +128,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     },
     "eval-leak": {"eval_prompts": frozenset(f"question {step} 0" for step in STEPS)},
     "no-update": {"trained": changed(TRAINED, 6, actor__grad_norm=0.0, advantages__zero_rows=1.0)},
+    "unmoved": {"trained": changed(TRAINED, actor__kl_mean=1e-9)},
     "constant-reward": explored_with(8, reward__mean=0.0, reward__std=0.0),
     "reward-fell": explored_with(9, reward__mean=0.05),
     "score-fell": {"scores": {"test": [Score(0, 0.6, 0.5, 0.7), Score(12, 0.2, 0.1, 0.3)]}},
@@ -151,6 +152,19 @@ def test_each_fault_is_named_by_its_check(check: str) -> None:
     diagnoses = diagnose(healthy(**{"scores": {}} | FAULTS[check]))
     assert check in {diagnosis.check for diagnosis in diagnoses}
     assert all(diagnosis.evidence and diagnosis.cause and diagnosis.next_step for diagnosis in diagnoses)
+
+
+@pytest.mark.parametrize(
+    "trained",
+    [
+        {step: TRAINED[step] | {"actor/kl_mean": 1e-9, "actor/lr": 1e-9 * step} for step in STEPS},
+        changed(TRAINED, actor__kl_mean=1e-9, advantages__zero_rows=0.95),
+        {step: TRAINED[step] | {"actor/kl_mean": 1e-9} for step in STEPS if step < 10},
+    ],
+    ids=["warm-up", "equal rewards", "few steps"],
+)
+def test_a_policy_that_could_not_move_yet_is_not_accused(trained: dict[int, dict[str, float]]) -> None:
+    assert "unmoved" not in found(Evidence(trained))
 
 
 def test_changes_that_a_person_made_are_no_faults() -> None:

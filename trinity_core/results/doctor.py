@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, median, variance
 from typing import Any
 
 import numpy as np
@@ -221,6 +221,24 @@ def no_update(evidence: Evidence) -> Iterator[Sign]:
 
 
 @check
+def unmoved(evidence: Evidence) -> Iterator[Sign]:
+    """With gradients and a learning rate that does not rise any more, the policy answers as the reference."""
+    distances, recent = evidence.distances, _last(evidence.distances)
+    steps = [evidence.trained[step] for step in recent]
+    rates = [metrics.get("actor/lr", 0.0) for metrics in steps]
+    if len(distances) < 2 * RECENT or evidence.is_solved or not 0 < rates[-1] <= rates[0]:
+        return
+    learns = all(m.get("actor/grad_norm") and m.get("advantages/zero_rows", 0.0) < 0.9 for m in steps)
+    if learns and (farthest := max(distances[step] for step in recent)) < 0.01:
+        yield (
+            f"by the KL of steps {_span(recent)}, the mean of a reward between 0 and 1 differs by at most "
+            f"{farthest:.1g} from that of the reference",
+            f"The learning rate, {rates[-1]:.2g}, is too small to change the answers",
+            "Raise algorithm.optimizer.lr tenfold, and compare the curves",
+        )
+
+
+@check
 def constant_reward(evidence: Evidence) -> Iterator[Sign]:
     """Every recent answer got the same reward, and the mean reward jumped to that value."""
     for source, steps in evidence.explored.items():
@@ -254,7 +272,7 @@ def reward_fell(evidence: Evidence) -> Iterator[Sign]:
         if quarter < 2:
             continue
         first, last = means[:quarter], means[-quarter:]
-        error = ((_variance(first) + _variance(last)) / quarter) ** 0.5
+        error = ((variance(first) + variance(last)) / quarter) ** 0.5
         risen = any(scores[-1].accuracy > scores[0].accuracy for scores in evidence.scores.values())
         if fmean(last) < fmean(first) - SIGMAS * max(error, 1e-9) and fmean(last) < 0.9 * fmean(first) and not risen:
             yield (
@@ -349,7 +367,7 @@ def unsampled_tokens(evidence: Evidence) -> Iterator[Sign]:
 def reward_by_length(evidence: Evidence) -> Iterator[Sign]:
     """Within nearly every group the rewards are in the order of the lengths."""
     longer = shorter = groups = 0
-    for rows in _groups(evidence):
+    for rows in evidence.groups():
         lengths = np.array([row.action_mask.sum() for row in rows], float)
         rewards = np.array([row.reward for row in rows], float)
         if len(rows) < 4 or not lengths.std() or len(set(rewards.tolist())) < 3:
@@ -461,15 +479,6 @@ def _is_jump(last_step: Mapping[str, float], value: float) -> bool:
     return abs(last_step["reward/mean"] - value) > SIGMAS * error
 
 
-def _groups(evidence: Evidence) -> Iterator[list[Experience]]:
-    for rows in evidence.batches.values():
-        groups: dict[str, list[Experience]] = {}
-        for row in rows:
-            if row.reward is not None and not row.is_expert:
-                groups.setdefault(row.group, []).append(row)
-        yield from groups.values()
-
-
 def _rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
     """Spearman's, with mean ranks for ties."""
     first, second = (np.array([np.mean(np.flatnonzero(np.sort(v) == value)) for value in v]) for v in (x, y))
@@ -487,7 +496,3 @@ def _last(steps: Iterable[int]) -> list[int]:
 
 def _span(steps: Sequence[int]) -> str:
     return f"{min(steps)} to {max(steps)}" if len(steps) > 1 else str(steps[0])
-
-
-def _variance(values: Sequence[float]) -> float:
-    return stdev(values) ** 2 if len(values) > 1 else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,26 @@ class Evidence:
     @property
     def rows(self) -> list[Experience]:
         return [row for batch in self.batches.values() for row in batch]
+
+    def groups(self) -> Iterator[list[Experience]]:
+        """Yield the rewarded rollouts of each group in `batches`."""
+        for rows in self.batches.values():
+            groups: dict[str, list[Experience]] = {}
+            for row in rows:
+                if row.reward is not None and not row.is_expert:
+                    groups.setdefault(row.group, []).append(row)
+            yield from groups.values()
+
+    @property
+    def distances(self) -> dict[int, float]:
+        """Train step → the most that the mean of a reward between 0 and 1 can differ from the reference model's, by
+        Pinsker's inequality: √(KL of an answer / 2). Only steps with a KL loss."""
+        kl, length = "actor/kl_mean", "response_length/mean"  # nats a token; tokens
+        return {
+            step: (abs(metrics[kl]) * metrics[length] / 2) ** 0.5
+            for step, metrics in sorted(self.trained.items())
+            if kl in metrics and length in metrics
+        }
 
     @property
     def is_solved(self) -> bool:
