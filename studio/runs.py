@@ -76,6 +76,8 @@ class Run:
     stages: Mapping[str, str] = field(default_factory=dict)
     """Stage of a pipeline → `project/name` of its run."""
     step: int = 0
+    total_steps: int | None = None
+    """Configured number of steps; if epochs or the data determine it, known after the first."""
     seconds_a_step: float | None = None
     part: Run | None = None
     """The stage of a pipeline that is in progress, else the last one that has trained."""
@@ -106,12 +108,6 @@ class Run:
     def method(self) -> str:
         """Its algorithm, or the stages of a pipeline."""
         return " → ".join(self.stages) or self.algorithm
-
-    @property
-    def total_steps(self) -> int | None:
-        """Configured number of steps; None if epochs or the data determine it."""
-        total = value_at(self.config, "buffer.total_steps")
-        return total if isinstance(total, int) else None
 
     @property
     def seconds_left(self) -> float | None:
@@ -242,6 +238,7 @@ class SeenRun:
         self._folder, self._lock = folder, Lock()
         self._metrics = MetricsReader(folder, self._forget)
         self._changed: list[tuple[Path, int, int]] = []
+        self._total: int | None = None
         self._run = Run(f"{folder.parent.name}/{folder.name}", RunState.UNKNOWN, folder)
 
     def read(self) -> Run:
@@ -252,13 +249,14 @@ class SeenRun:
             changed = [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists()]
             if changed != self._changed:
                 curves = self._curves()
-                self._run = _read(self._run, folder, curves, self._metrics.evaluations)
+                self._run = _read(self._run, folder, curves, self._metrics.evaluations, self._total)
                 self._changed = changed
             return self._run
 
     def _curves(self) -> Curves:
         new: Curves = {}
         for line in self._metrics.read():
+            self._total = line.total_steps or self._total
             for name, value in full_names(line).items():
                 if isfinite(value):
                     new.setdefault(name, {})[line.step] = Point(value, line.time)
@@ -273,7 +271,7 @@ class SeenRun:
 _seen = lru_cache(maxsize=512)(SeenRun)
 
 
-def _read(run: Run, folder: Path, curves: Curves, evaluations: list[MetricLine]) -> Run:
+def _read(run: Run, folder: Path, curves: Curves, evaluations: list[MetricLine], total: int | None) -> Run:
     layout, record, config = JobLayout(folder), read_record(folder), known_config(folder)
     meta = read_json(layout.trainer_meta)
     paces = (curve for name, curve in curves.items() if name.endswith("timing_s/step"))
@@ -288,6 +286,7 @@ def _read(run: Run, folder: Path, curves: Curves, evaluations: list[MetricLine])
         source=(f"{origin.parent.name}/{origin.name}", step) if origin else ("", 0),
         stages={stage: f"{run.parent.name}/{run.name}" for stage, run in stages_of(folder).items()},
         step=max(trainer or (step for curve in curves.values() for step in curve), default=0),
+        total_steps=value_at(config, "buffer.total_steps") or total,
         seconds_a_step=seconds_a_step([point.time for point in trainer.values()] if trainer else []),
     )  # fmt: skip
 

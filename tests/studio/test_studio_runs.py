@@ -107,7 +107,7 @@ def test_a_flow_run_is_shown_once_with_what_its_folder_says(tmp_path: Path) -> N
     assert (run.step, run.total_steps, run.score, run.interval) == (3, 8, 0.5, (0.4, 0.6))
     assert run.seconds_left is not None and run.seconds_left < 60
     assert run.progress == "3 of 8"
-    assert replace(run, config={"buffer": {"total_steps": 2}}).progress == "3", "started again with fewer steps"
+    assert replace(run, total_steps=2).progress == "3", "started again with fewer steps"
 
 
 def test_a_promotion_does_not_stand_for_the_run_whose_model_it_promotes(tmp_path: Path) -> None:
@@ -115,6 +115,13 @@ def test_a_promotion_does_not_stand_for_the_run_whose_model_it_promotes(tmp_path
     promotion = flow_run("one", minutes=9, id="gate", flow="gate", kind="RUNNING", parameters={"config": "gate.yaml"})
     [run] = find_runs(tmp_path, [promotion, flow_run("one")])
     assert run.state is RunState.FINISHED and run.launch == Launch("my.yaml", ("seed=1",))
+
+
+def test_the_length_of_a_run_of_epochs_is_known_after_its_first_step(tmp_path: Path) -> None:
+    job = folder(tmp_path, "one", buffer={"total_epochs": 1})
+    assert [run.progress for run in find_runs(tmp_path)] == [""]
+    MetricsFile(job, "trainer").write(1, {"reward/mean": 0.5}, weights="a", total_steps=8, updates=1)
+    assert [run.progress for run in find_runs(tmp_path)] == ["1 of 8"]
 
 
 def test_of_a_run_in_progress_the_newest_look_alone_is_kept(tmp_path: Path) -> None:
