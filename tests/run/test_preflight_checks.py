@@ -413,6 +413,12 @@ def test_prompts_that_are_too_long_are_found_among_the_first_rows(
     assert len(notices) == noted
 
 
+@pytest.mark.parametrize("value", ["eighty", "88.5"])
+def test_a_prompt_limit_of_the_wrong_type_is_refused_once(run_file: Path, value: str) -> None:
+    limits = ("model.max_model_len=null", "model.max_response_tokens=8", f"model.max_prompt_tokens={value}")
+    assert [*problems(run_file, *limits)] == ["model.max_prompt_tokens"]
+
+
 def test_memory_of_a_container_is_its_limit(tmp_path):
     (tmp_path / "memory.max").write_text("1073741824\n")
     assert memory_limit(tmp_path, tmp_path / "own") == 1 << 30

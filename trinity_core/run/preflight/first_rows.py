@@ -89,8 +89,10 @@ def _unusable_tasks(
     read = yield from _usable(key, taskset, partial(Taskset.read, taskset, config.seed, is_eval, check))
     if read is None:
         return
-    if encoder is not None and not is_eval and not config.explorer.rollout_model.enable_openai_api:
-        yield from _too_long(config, read, encoder)  # else the context is the limit
+    longest = config.model.max_prompt_tokens  # None if what was written is refused
+    has_limit = longest is not None and not config.explorer.rollout_model.enable_openai_api  # else the context is it
+    if encoder is not None and not is_eval and has_limit:
+        yield from _too_long(config, read, encoder)
     if pool:
         yield from [*_unread_answers(key, taskset, read.rows)] or _unjudged(key, read, pool)
 
