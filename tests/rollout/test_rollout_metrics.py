@@ -45,14 +45,18 @@ def test_rewards_lengths_parts_and_failures():
 
 
 def test_truncated_prompt_is_not_a_sample():
-    """An evaluation counts it as wrong: the model has not answered."""
-    cut = [experience(0.0), experience(0.0)]
+    """An evaluation has no verdict on it: the model was not asked."""
+    cut = [experience(0.0, accuracy=0.0), experience(0.0, accuracy=0.0)]
     for one in cut:
         one.action_mask[:] = False
         one.versions = np.full(one.response_length, -1)
     numbers = step_numbers([outcome(experience(1.0), experience(0.5)), outcome(*cut)])
     assert (numbers["reward/mean"], numbers["reward/zero_variance_groups"]) == (0.75, 0.0)
-    assert eval_numbers("set", [outcome(experience(1.0)), outcome(cut[0])])["eval/set/accuracy"] == 0.5
+    scores = eval_numbers("set", [outcome(experience(1.0)), outcome(cut[0])])
+    counted = [scores[f"eval/set/{name}"] for name in ("accuracy", "reward", "judged", "answers", "unsampled")]
+    assert counted == [1, 1, 1, 2, 1]
+    assert eval_numbers("set", [outcome(cut[0])]).keys().isdisjoint({"eval/set/accuracy", "eval/set/reward"})
+    assert scores_of(outcome(cut[0])) == [] and task_answers([outcome(cut[0])])[0].scores == [None]
 
 
 def test_a_rollout_of_several_experiences_counts_once():

@@ -35,6 +35,7 @@ from trinity_core.run.preflight import checks, models
 from trinity_core.run.preflight.checks import folder_fault, load_ready, require_ready
 from trinity_core.run.preflight.needs import ENGINE, REWARDS, TRAINER
 from trinity_core.run.preflight.room import Room
+from trinity_core.run.stage import StageRequest, choose_stage
 
 INPUT = "buffer.explorer_input"
 EXPERIENCES = "buffer.trainer_input.experience_buffer"
@@ -44,7 +45,8 @@ JOINED = "data_processor.experience_pipeline.inputs"
 @pytest.fixture
 def run_file(tiny_folders, tmp_path):
     """A configuration that can start, as a file."""
-    taskset = {"name": "words", "path": str(tiny_folders.data), "default_workflow_type": "math_workflow"}
+    taskset = {"name": "words", "path": str(tiny_folders.data), "default_workflow_type": "simple_workflow"}
+    taskset["default_reward_fn_type"] = "math_reward"
     taskset["format"] = {"prompt_key": "question", "response_key": "answer"}
     tree = {
         "checkpoint_root_dir": str(tmp_path / "runs"),
@@ -149,8 +151,7 @@ def test_rows_of_the_trainer_are_looked_at(run_file, tmp_path, kind, rows):
 def test_one_bad_row_keeps_no_run_from_starting(run_file, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('no JSON\n{"question": "1 + 1?", "answer": "2"}\n')
-    asked = f"{INPUT}.taskset.workflow_args.with_think=false"  # else its system prompt alone is too long
-    assert problems(run_file, f"{INPUT}.taskset.path={path}", asked) == {}
+    assert problems(run_file, f"{INPUT}.taskset.path={path}") == {}
     for text, key in (("no JSON\n", "format"), ("", "path")):
         path.write_text(text)
         assert list(problems(run_file, f"{INPUT}.taskset.path={path}")) == [f"{INPUT}.taskset.{key}"]
@@ -386,24 +387,27 @@ def test_a_run_that_does_not_fit_is_refused_with_its_numbers(run_file, monkeypat
     ("overrides", "lengths", "refused", "noted"),
     [
         ([], "long", True, False),
-        (["model.enable_prompt_truncation=true"], "long", False, True),
         (["explorer.rollout_model.enable_openai_api=true"], "long", False, False),
+        ([], "all", True, False),
         ([], "many", False, True),
         ([], "short", False, False),
     ],
 )
+@pytest.mark.parametrize("data_set", ["taskset", "eval_tasksets[0]"])
 def test_prompts_that_are_too_long_are_found_among_the_first_rows(
-    run_file: Path, tmp_path: Path, overrides: list[str], lengths: str, refused: bool, noted: bool
+    run_file: Path, tmp_path: Path, data_set: str, overrides: list[str], lengths: str, refused: bool, noted: bool
 ) -> None:
     questions = {
         "short": ["1 + 1"] * 2,
         "long": ["1 + 1 + " * 40] * 2,
+        "all": ["1 + 1 + " * 40] * 20,
         "many": ["1 + 1 + " * 40] * 20 + ["1 + 1"],
     }[lengths]
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"question": text, "answer": "2"}) + "\n" for text in questions))
-    asked = f"{INPUT}.taskset.workflow_args.with_think=false"  # else its system prompt alone is longer
-    settings = [f"{INPUT}.taskset.path={rows}", "model.max_prompt_tokens=40", asked, *overrides]
+    settings = ["model.max_prompt_tokens=40", *overrides]
+    for name in ("taskset", "eval_tasksets[0]"):
+        rows, texts = tmp_path / f"{name}.jsonl", questions if name == data_set else ["1 + 1"]
+        rows.write_text("".join(json.dumps({"question": text, "answer": "2"}) + "\n" for text in texts))
+        settings += [f"{INPUT}.{name}.path='{rows}'"]
     with mock.patch.object(checks, "policy_encoder", wraps=checks.policy_encoder) as loaded:
         validated = checks.validate(run_file, settings, offline=False)
     assert loaded.call_count == 1, "for each finding that needs the tokenizer"
@@ -411,6 +415,9 @@ def test_prompts_that_are_too_long_are_found_among_the_first_rows(
     listed = (notice for stage in validated.stages for notice in stage["notices"])
     notices = [notice for notice in listed if "model.max_prompt_tokens" in notice]
     assert len(notices) == noted
+    if noted:
+        run = choose_stage(StageRequest(load_ready(run_file, settings)), is_ready=True)
+        assert set(notices) <= set(run.warnings), "a run logs them"
 
 
 @pytest.mark.parametrize("value", ["eighty", "88.5"])

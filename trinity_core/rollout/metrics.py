@@ -101,12 +101,13 @@ def eval_numbers(taskset: str, outcomes: Sequence[Outcome]) -> dict[str, float]:
     `accuracy` is the reward's part of that name, else the reward, averaged over the answers with a verdict (`judged` of
     `answers`), with a 95 % interval from `accuracy_low` to `accuracy_high`. Rollouts that failed or that the
     workflow did not return count as wrong, and a task whose rollouts all failed in `failed_tasks`. An answer that an
-    endpoint did not return has no verdict and counts in `failed_requests`. Without any verdict there is no accuracy.
+    endpoint did not return has no verdict and counts in `failed_requests`; one of which nothing was sampled, as its
+    prompt is too long, has none and counts in `unsampled`. Without any verdict there is no accuracy.
 
     With several answers a task, adds `accuracy_std` between repeats, `best`, the mean over tasks of the best answer,
     and `pass@<k>` (`best@<k>` if scores are not just 0 and 1) over the tasks with at least k verdicts.
     """
-    runs = runs_of_all(outcomes)
+    runs = runs_of_all(outcome for outcome in outcomes if not outcome.is_cut)
     rewards = _rewards(runs)
     answers = answers_by_task(outcomes)
     judged = [scores for answer in answers if (scores := [score for score in answer if score is not None])]
@@ -118,6 +119,8 @@ def eval_numbers(taskset: str, outcomes: Sequence[Outcome]) -> dict[str, float]:
     }
     if unanswered := sum(_is_unanswered(outcome) for outcome in outcomes):
         numbers["failed_requests"] = float(unanswered)
+    if unsampled := sum(len(_answers(outcome)) for outcome in outcomes if outcome.is_cut):
+        numbers["unsampled"] = float(unsampled)
     if rewards:
         numbers["reward"] = float(np.mean(rewards))
     if judged:
@@ -183,8 +186,11 @@ def _answers(outcome: Outcome) -> list[Experience | None]:
 
 
 def _scores(outcome: Outcome) -> list[float | None]:
+    answers = _answers(outcome)
+    if outcome.is_cut:
+        return [None] * len(answers)
     missing = None if _is_unanswered(outcome) else 0.0
-    return [missing if answer is None else _score(answer) for answer in _answers(outcome)]
+    return [missing if answer is None else _score(answer) for answer in answers]
 
 
 def _accuracy_numbers(judged: Sequence[Sequence[float]]) -> dict[str, float]:

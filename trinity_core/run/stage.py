@@ -49,7 +49,7 @@ from trinity_core.hosting.placement import Placement, components_of, flow_of, ru
 from trinity_core.results.lineage import newest_checkpoint, weights_of
 from trinity_core.run.configuration import start_from, with_settings
 from trinity_core.run.made_from import check_same_store, check_shared_settings, made_from
-from trinity_core.run.preflight.checks import require_ready, room_notices
+from trinity_core.run.preflight.checks import require_ready
 from trinity_core.run.preflight.memory import zero_stage_that_fits
 
 log = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ def choose_stage(request: StageRequest, begun_by: str = "", is_ready: bool = Fal
     )  # a replaced default is not worth a notice
     memory = smallest_memory(survey()) if placement.on_gpu else 0
     unfilled = unfilled_engine(config, placement, memory)
-    warnings = (*idle, *filter(None, (notice_of_method, unfilled)), *room_notices(config))
+    warnings = (*idle, *filter(None, (notice_of_method, unfilled)), *map(str, config.remarks))
     # The style that validation assumed applies, whichever method replaces it on this machine.
     style = config.synchronizer.style
     config = config.with_values(

@@ -139,6 +139,7 @@ class Config(Section):
     _stage_runs: tuple[Config, ...] = PrivateAttr(default=())
     _of_stage: dict[str, Any] = PrivateAttr(default_factory=dict)
     _notices: tuple[Finding, ...] = PrivateAttr(default=())
+    _remarks: list[Finding] = PrivateAttr(default_factory=list)
 
     def __eq__(self, other: object) -> bool:
         """Compare settings, not how they were written."""
@@ -175,6 +176,11 @@ class Config(Section):
     def notices(self) -> tuple[Finding, ...]:
         """Findings about the user's keys that have no effect here."""
         return self._notices
+
+    @property
+    def remarks(self) -> list[Finding]:
+        """Warnings of preflight, which opens what the configuration names and fills this list; copies share it."""
+        return self._remarks
 
     def as_written(
         self,

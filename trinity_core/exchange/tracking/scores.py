@@ -268,6 +268,8 @@ def step_scores_text(config: Config, step: int, evaluation: Mapping[str, Mapping
 def scored_text(numbers: Mapping[str, float]) -> str:
     """Return `accuracy 0.985 [0.968, 0.993], 400 of 400 answers judged`."""
     judged = f"{numbers.get('judged', 0):g} of {numbers.get('answers', 0):g} answers judged"
+    if unsampled := numbers.get("unsampled"):
+        judged += f", {unsampled:g} prompts too long"
     if "accuracy" not in numbers:
         return f"no score: {judged}"
     within = (numbers["accuracy_low"], numbers["accuracy_high"]) if "accuracy_low" in numbers else None

@@ -9,7 +9,6 @@ import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +40,21 @@ from trinity_core.run.preflight.room import room_for, shortages
 from trinity_core.run.preflight.stage_plan import plans_of
 
 
-def check_opened(config: Config, report: Report, remarks: dict[str, list[Finding]] | None = None) -> None:
-    """Report problems that prevent a run from starting, with file and line. Other findings of `trinity validate` go
-    into `remarks`, by the run's name."""
+def check_opened(config: Config, report: Report) -> None:
+    """Report problems that prevent a run from starting, with file and line. Other findings become the configuration's
+    `remarks`."""
     if config.stages:
         return
     findings = [*_opened(config, report.stage in (None, "stages[0]"))]
     if not report.problems:  # sizes can be computed only from valid settings
         findings += oversized(config)
-    report.extend(finding for finding in findings if finding.severity == "error")
-    if remarks is not None and not report.problems:
-        remarks[config.name] = [finding for finding in findings if finding.severity != "error"]
+    report.extend(_refused(config, findings))
+
+
+def _refused(config: Config, findings: Sequence[Finding]) -> list[Finding]:
+    """Return the errors among the findings; the others become the configuration's `remarks`."""
+    config.remarks[:] = [finding for finding in findings if finding.severity != "error"]
+    return [finding for finding in findings if finding.severity == "error"]
 
 
 def _policy(config: Config) -> tuple[ChatEncoder | None, list[Finding]]:
@@ -89,13 +92,12 @@ def load_ready(path: Path | str, overrides: Sequence[str] = ()) -> Config:
 
 def require_ready(config: Config) -> None:
     """Raise ConfigError if something prevents a run (a configuration without stages) from starting on this machine,
-    TransientFault if all problems may resolve themselves.
+    TransientFault if all problems may resolve themselves. Other findings become its `remarks`.
 
     If the run joins a Ray cluster (`cluster.ray_address`), only its folder is checked: once nodes are reserved, they
     check models, names and room (`unready_node`), and open data and ports.
     """
-    findings = (*_opened(config, True), *oversized(config))
-    if problems := [finding for finding in findings if finding.severity == "error"]:
+    if problems := _refused(config, (*_opened(config, True), *oversized(config))):
         raise refusal(problems)
 
 
@@ -144,9 +146,8 @@ class Validation:
 
 
 def validate(path: Path | str, overrides: Sequence[str], offline: bool) -> Validation:
-    remarks: dict[str, list[Finding]] = {}
     try:
-        config = load_checked(path, overrides, None if offline else partial(check_opened, remarks=remarks))
+        config = load_checked(path, overrides, None if offline else check_opened)
     except ConfigError as error:
         return Validation(False, [], error.problems)
     listed = [
@@ -156,7 +157,7 @@ def validate(path: Path | str, overrides: Sequence[str], offline: bool) -> Valid
             "algorithm": stage.algorithm.algorithm_type,
             "mode": stage.mode,
             "job_dir": str(stage.job_dir),
-            "notices": [*notices(stage), *map(str, remarks.get(stage.name, ()))],
+            "notices": [*notices(stage), *map(str, stage.remarks)],
         }
         for stage in stages(config)
     ]
@@ -299,8 +300,3 @@ def unready_node(config: Config, gpu_per_node: int, numbers: Mapping[str, int], 
         if numbers.get(process.kind)
     ]
     yield from shortages(replace(stage, processes=tuple(here)), room_for(config.job_dir))
-
-
-def room_notices(config: Config) -> list[str]:
-    """Return what a run (a configuration without stages) may lack on this machine, by estimate."""
-    return [str(finding) for finding in oversized(config) if finding.severity == "warning"]

@@ -39,7 +39,7 @@ JUDGED = 4
 """Rows of which a reward function judges an answer, until one can be judged. Each may start a process."""
 MORE_ROWS = 1000
 """Rows read if none of the first can be used, before a data set is refused."""
-MAX_PROMPT, TRUNCATION = "model.max_prompt_tokens", "model.enable_prompt_truncation"
+MAX_PROMPT = "model.max_prompt_tokens"
 ANSWER = "1"
 IN_ALL_FORMS = "<think>1</think> <answer>\\boxed{1}</answer>\n```python\n1\n```\n#### 1"
 """Another answer, for reward functions that fail without the form they look for."""
@@ -86,13 +86,14 @@ def _unusable_tasks(
 ) -> Iterator[Finding]:
     is_eval = any(taskset is eval_set for eval_set in config.buffer.explorer_input.eval_tasksets)
     check = None if encoder is None else PromptCheck(encoder, sys.maxsize)  # tokenised, and of any length
-    read = yield from _usable(key, taskset, partial(Taskset.read, taskset, config.seed, is_eval, check))
+    read_first = partial(Taskset.read, taskset, config.seed, is_eval, check)
+    read = yield from _usable(key, taskset, read_first)
     if read is None:
         return
     longest = config.model.max_prompt_tokens  # None if what was written is refused
     has_limit = longest is not None and not config.explorer.rollout_model.enable_openai_api  # else the context is it
-    if encoder is not None and not is_eval and has_limit:
-        yield from _too_long(config, read, encoder)
+    if encoder is not None and has_limit:
+        yield from _too_long(longest, read, encoder, read_first)
     if pool:
         yield from [*_unread_answers(key, taskset, read.rows)] or _unjudged(key, read, pool)
 
@@ -170,20 +171,25 @@ def _unusable_answers(
     yield from _usable(key, buffer, read)
 
 
-def _too_long(config: Config, tasks: Taskset, encoder: ChatEncoder) -> Iterator[Finding]:
-    """Yield prompts that nothing is sampled for: an error if it is all of a small data set."""
-    asked = [task for task in tasks.tasks() if formats.has_prompt(task.raw, task.format)]
-    prompts = encoder.with_template(tasks.format.chat_template).prompts([(task.messages, task.tools) for task in asked])
-    longest = config.model.max_prompt_tokens
-    over = [tokens for tokens in prompts if not isinstance(tokens, DataError) and len(tokens) > longest]
+def _too_long(longest: int, tasks: Taskset, encoder: ChatEncoder, read: Read) -> Iterator[Finding]:
+    """Yield prompts that nothing is sampled for: an error if it is all, also of `MORE_ROWS`."""
+
+    def lengths_over(tasks: Taskset) -> list[int]:
+        asked = [(task.messages, task.tools) for task in tasks.tasks() if formats.has_prompt(task.raw, task.format)]
+        prompts = encoder.with_template(tasks.format.chat_template).prompts(asked)
+        return [len(tokens) for tokens in prompts if not isinstance(tokens, DataError) and len(tokens) > longest]
+
+    over = lengths_over(tasks)
+    if len(over) == len(tasks):
+        tasks = read(limit=MORE_ROWS)
+        over = lengths_over(tasks)
     if over:
         message = (
-            f"{len(over)} of the first {len(tasks)} prompts of {tasks.config.path} are longer, such as "
-            f"{len(over[0])} tokens, and nothing is sampled for them. Raise it, leave such rows out, or write "
-            f"`{TRUNCATION}: true` if that is meant."
+            f"{len(over)} of the first {len(tasks)} prompts of {tasks.name} ({tasks.config.path}) are longer, such as "
+            f"{over[0]} tokens, and nothing is sampled for them. Raise it, or leave such rows out "
+            "(`model.enable_prompt_truncation: false`)."
         )
-        is_meant = config.model.enable_prompt_truncation and config.written(TRUNCATION) is not None
-        severity: Severity = "error" if len(over) == len(tasks) < ROWS and not is_meant else "warning"
+        severity: Severity = "error" if len(over) == len(tasks) else "warning"
         yield Finding(MAX_PROMPT, longest, "conflict", message, severity=severity)
 
 
