@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from run.lock_holders import process_holding
 
 from studio.runs import find_runs
 from trinity_core import train
+from trinity_core.base import waits
 from trinity_core.base.errors import InputError, TrinityError
 from trinity_core.config import load_config
 from trinity_core.config.schema import Config
@@ -300,6 +302,25 @@ def test_names_of_trl_are_told_with_ours(tmp_path):
         with raising(InputError, key=name):
             train("model", [{"prompt": "a"}], "math_reward", output_dir=tmp_path, settings={name: 8})
     assert not TRL_SETTINGS.keys() & Config.model_fields.keys()
+    settings, arguments = {"learning_rate": 1e-4, "num_generations": 8}, {"reward_funcs": score, "max_steps": 2}
+    with pytest.raises(InputError) as refused:
+        train("model", [{"prompt": "a"}], output_dir=tmp_path, settings=settings, **arguments)
+    ours = ("algorithm.optimizer.lr", "algorithm.repeat_times", "argument rewards", "buffer.total_steps")
+    assert all(name in str(refused.value) for name in ours)
+
+
+def test_the_start_and_long_waits_are_printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(waits, "FIRST_SECONDS", 0)
+
+    def run(config, is_ready):
+        waits.Wait("the engines to start").note("they are loading")
+        return {"hf_dir": None, "name": config.name}
+
+    monkeypatch.setattr("trinity_core.run.driver.run_configuration", run)
+    monkeypatch.setattr(logging.Logger, "hasHandlers", lambda logger: bool(logger.handlers))  # pytest has set up some
+    train("m", [{"prompt": "a"}], Length(3), output_dir=tmp_path / "run")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("Checking") and second.startswith("waits for the engines")
 
 
 def test_two_runs_of_one_name_are_both_shown(tmp_path):

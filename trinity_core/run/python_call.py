@@ -29,6 +29,7 @@ from trinity_core.config import source
 from trinity_core.config.foreign.names import TRL_SETTINGS
 from trinity_core.config.yaml_text import dump
 from trinity_core.data.messages import WEIGHT
+from trinity_core.exchange.tracking.mlflow_root import default_uri
 from trinity_core.workflows.rewards.base import name_of, number_of
 from trinity_core.workflows.rewards.functions import PROMPT, Functions, Weighted, accepted
 
@@ -42,6 +43,12 @@ Rows = Iterable[Row] | Mapping[str, Any] | str | Path
 Reward = Callable[..., Any] | str
 LENGTHS = {"max_prompt_tokens": 512, "max_response_tokens": 256}
 """Lengths of a run whose settings give neither them nor `max_model_len`."""
+
+TRL_ARGUMENTS = {"reward_funcs": "rewards", "train_dataset": "rows", "eval_dataset": "eval_rows", "args": "settings"}
+"""Arguments of TRL's trainers → arguments of `train`."""
+LOGGERS = (__name__, "trinity_core.exchange.tracking.progress", "trinity_core.base.waits")
+"""Loggers whose lines are printed: the start, steps and scores, long waits."""
+log = logging.getLogger(__name__)
 
 PLUGIN = '''"""The reward functions that were given to `trinity_core.train`; their digest is {digest}."""
 
@@ -86,6 +93,22 @@ class TrainResult:
         return {step: read_rollouts(path) for _, step, path in rollout_files(self.folder)}
 
 
+@contextmanager
+def _progress_on_screen() -> Iterator[None]:
+    """Print progress to stderr, unless the program has set up logging itself."""
+    screen = logging.StreamHandler()
+    loggers = [logger for logger in map(logging.getLogger, LOGGERS) if not logger.hasHandlers()]
+    for logger in loggers:
+        logger.addHandler(screen)
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(screen)
+
+
+@_progress_on_screen()
 def train(
     model: str | Path,
     rows: Rows,
@@ -96,6 +119,7 @@ def train(
     settings: Mapping[str, Any] | None = None,
     reward_weights: Sequence[float] | None = None,
     resume: bool = True,
+    **unknown: Any,
 ) -> TrainResult:
     """Train `model` (a folder or hub name) on rows, and wait for the end.
 
@@ -104,20 +128,20 @@ def train(
     functions in TRL's form, `f(completions, prompts, **columns) -> list of numbers`, whose values are summed, times
     their `reward_weights`, or the name of a registered reward function. Without `rewards`, train by DPO if rows have
     `chosen` and `rejected`, else by SFT on `messages` or on `prompt` and `completion`; every answer of a conversation
-    carries loss, except those in `prompt`.
-
-    Progress and scores are printed, unless the program has set up `logging`.
+    carries loss, except those in `prompt`. Progress, long waits and scores are printed, unless the program has set up
+    `logging`.
 
     `settings` are keys of a configuration, dotted or nested: `{"algorithm.repeat_times": 8}`. Everything is written
     below `output_dir`, except what `trinity up` in the current directory shows the run by: a link in its folder of runs
     (TRINITY_CHECKPOINT_ROOT_DIR, or `./checkpoints`), and MLflow's records there.
 
     A repeated call resumes from the latest checkpoint unless `resume` is false. Raises InputError for unsuitable rows
-    or functions, ConfigError with every problem of the settings, TrinityError if another process trains below
-    `output_dir`, and any error of the run.
+    or functions, for `unknown` arguments and names of TRL's, ConfigError with every problem of the settings,
+    TrinityError if another process trains below `output_dir`, and any error of the run.
     """
+    _refuse_foreign(settings or {}, unknown)
+    log.info("Checking the configuration …")  # which imports much
     from trinity_core.exchange.tracking import mlflow_writer
-    from trinity_core.exchange.tracking.mlflow_root import default_uri
     from trinity_core.run.driver import run_configuration
     from trinity_core.run.preflight.checks import load_ready
 
@@ -140,8 +164,7 @@ def train(
         _link(config.job_dir, shown)
         if shares:
             mlflow_writer.share_experiment(config.project, shown)
-        with _progress_on_screen():
-            summary = run_configuration(config, is_ready=True)
+        summary = run_configuration(config, is_ready=True)
     # A run that starts over has its own folder.
     job_dir = config.with_values({"name": summary["name"]}).job_dir
     _link(job_dir, shown)
@@ -165,18 +188,18 @@ def _link(job_dir: Path, shown: Path) -> None:
             return
 
 
-@contextmanager
-def _progress_on_screen() -> Iterator[None]:
-    """Print steps and scores to stderr, unless the program has set up logging itself."""
-    progress = logging.getLogger("trinity_core.exchange.tracking.progress")
-    screen = logging.StreamHandler()
-    if not progress.hasHandlers():
-        progress.addHandler(screen)
-        progress.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        progress.removeHandler(screen)
+def _refuse_foreign(settings: Mapping[str, Any], unknown: Mapping[str, Any]) -> None:
+    """Raise InputError, with the names here, for all settings that are TRL's and all unknown arguments."""
+    told = {name: f"TRL's {name} is here {TRL_SETTINGS[name]}" for name in settings if name in TRL_SETTINGS}
+    for name in unknown:
+        if name in TRL_ARGUMENTS:
+            told[name] = f"TRL's {name} is here the argument {TRL_ARGUMENTS[name]}"
+        elif name in TRL_SETTINGS:
+            told[name] = f"TRL's {name} is here {TRL_SETTINGS[name]}, in `settings`"
+        else:
+            told[name] = f"train() has no argument {name}; keys of a configuration go into `settings`"
+    if told:
+        raise InputError(f"{'; '.join(told.values())} (docs/python.md)", key=next(iter(told)))
 
 
 def _refuse_in_progress(root: Path) -> None:
@@ -422,8 +445,6 @@ def _take_along(function: Callable[..., Any]) -> None:
 
 def _with_settings(tree: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in settings.items():
-        if key in TRL_SETTINGS:
-            raise InputError(f"TRL's {key} is here {TRL_SETTINGS[key]} (docs/python.md)", key=key)
         tree = source.merge(tree, source.nested(key, value))
     if "max_model_len" not in tree["model"]:
         tree["model"] = LENGTHS | tree["model"]
