@@ -149,9 +149,12 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("check", sorted(FAULTS))
 def test_each_fault_is_named_by_its_check(check: str) -> None:
-    diagnoses = diagnose(healthy(**{"scores": {}} | FAULTS[check]))
+    diagnoses = diagnose(healthy(**{"scores": {}, "folder": "p/run"} | FAULTS[check]))
     assert check in {diagnosis.check for diagnosis in diagnoses}
     assert all(diagnosis.evidence and diagnosis.cause and diagnosis.next_step for diagnosis in diagnoses)
+    for diagnosis in diagnoses:
+        _, option, command = diagnosis.next_step.partition("--checkpoint-dir ")
+        assert not option or command.startswith("p/run")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +194,7 @@ def test_what_the_store_and_the_model_show(tmp_path: Path) -> None:
         settings = {"model": {"model_path": str(model), "custom_chat_template": template}}
         (tmp_path / "monitor" / "config.yaml").write_text(json.dumps(settings))
         evidence = gather(tmp_path, f"sqlite:///{tmp_path}/store.db", audited=False)
-        assert evidence.other_template == other
+        assert (evidence.other_template, evidence.folder) == (other, str(tmp_path))
     assert evidence.skipped == ["step 3 of explorer drew 2 tasks and moved on by 66"]
 
 

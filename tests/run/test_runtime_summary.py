@@ -103,6 +103,13 @@ def test_a_run_ends_well_although_the_doctor_cannot_read_its_records(
     assert "the doctor could not examine the run at end: JSONDecodeError" in caplog.text
 
 
+def test_the_summary_prints_what_a_finding_may_be_caused_by() -> None:
+    finding = {"check": "cut-off", "evidence": "97 % of them", "cause": "a limit", "next_step": "compare"}
+    summary = {"project": "p", "name": "run", "hf_dir": None, "tracking": "", "scores": {}, "step": 5}
+    summary |= {"checkpoint_dir": None, "findings": [finding]}
+    assert "cut-off: 97 % of them. a limit. compare" in summary_text(summary)
+
+
 def test_a_bench_summary_holds_the_evaluation_of_each_set(config: Config) -> None:
     metrics = {"eval/eval/accuracy": 0.5, "eval/eval/pass@2": 0.75, "eval/seconds": 3.0}
     MetricsFile(config.job_dir, "eval").write(0, metrics, made_with=score_fingerprint(config, 0))

@@ -106,7 +106,7 @@ def failed(evidence: Evidence) -> Iterator[Sign]:
 def contradiction(evidence: Evidence) -> Iterator[Sign]:
     """Store, checkpoints and archive disagree about a task."""
     for problem in evidence.contradictions:
-        yield problem, "The run's own records disagree", "See `trinity audit --checkpoint-dir DIR`"
+        yield problem, "The run's own records disagree", f"See `trinity audit --checkpoint-dir {evidence.folder}`"
 
 
 @check
@@ -259,7 +259,7 @@ def constant_reward(evidence: Evidence) -> Iterator[Sign]:
         yield (
             f"{source}: every answer has the reward {value:g} {began} ({len(rewarded)} steps)",
             "The reward function gives one verdict to everything, or no answer succeeds",
-            "Look at answers beside their rewards: `trinity view --checkpoint-dir DIR`",
+            f"Look at answers beside their rewards: `trinity view --checkpoint-dir {evidence.folder}`",
         )
 
 
@@ -443,7 +443,7 @@ def _lost(evidence: Evidence, name: str, total: str, most: float) -> Iterator[Si
             yield (
                 f"{source}: {lost:.0f} of {count:.0f} in steps {_span(recent)}",
                 "A verifier, judge or workflow fails for reasons of its own",
-                "`trinity log --checkpoint-dir DIR --level WARNING` names the first failures",
+                f"`trinity log --checkpoint-dir {evidence.folder} --level WARNING` names the first failures",
             )
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,8 @@ class Evidence:
     """Why the run failed, empty if that is not recorded; None if it has not failed."""
     starts_from_adapter: bool = False
     """True if the run began with a trained adapter, without which the policy is its reference."""
+    folder: str = "."
+    """The run's folder, quoted for a shell."""
 
     @property
     def rows(self) -> list[Experience]:
@@ -125,6 +128,7 @@ def gather(folder: Path, store: str | None, audited: bool = True) -> Evidence:
         other_template=_other_template(settings),
         failure=record.error if record is not None and record.present_state is RunState.FAILED else None,
         starts_from_adapter=bool(value_at(settings, "model.lora_configs[0].path")),
+        folder=quote(str(folder)),
     )  # fmt: skip
     if store is None:
         return evidence

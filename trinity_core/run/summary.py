@@ -173,9 +173,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows += [("paused", pause) for pause in pauses if pause not in ended]
     for name, result in summary.get("results", {}).items():
         rows += _component_rows(name, result)
-    rows += [
-        ("finding", f"{one['check']}: {one['evidence']}. {one['next_step']}") for one in summary.get("findings", ())
-    ]
+    rows += [("finding", str(Diagnosis(**finding))) for finding in summary.get("findings", ())]
     return [(title, text) for title, text in rows if text]
 
 
