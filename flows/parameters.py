@@ -91,13 +91,24 @@ def _main(name: str, title: str, more: str = "") -> FieldInfo:
     return shown
 
 
+class _WithoutDefault(dict[str, Any]):
+    """A JSON Schema to which pydantic adds no default."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key != "default":
+            super().__setitem__(key, value)
+
+
 class _Optional:
-    """Marks a type that may be None without saying so in the schema; otherwise the form shows `Property is type
-    "None"`."""
+    """Marks a type that may be None without saying so in the schema.
+
+    For the type null the form shows `Property is type "None"`. A default null it would send, which Prefect refuses for
+    a field of another type, while it takes null for one without a default.
+    """
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         kinds = [kind for kind in handler(core)["anyOf"] if kind != {"type": "null"}]
-        return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+        return _WithoutDefault(kinds[0] if len(kinds) == 1 else {"anyOf": kinds})
 
 
 RunTitle = Annotated[Name, _main("name", "Name: a new one starts a new run", "; it replaces Prefect's Run Name")]

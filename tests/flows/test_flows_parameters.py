@@ -11,6 +11,8 @@ from unittest import mock
 
 import pytest
 import yaml
+from prefect.utilities.callables import parameter_schema_from_entrypoint
+from prefect.utilities.schema_tools.validation import validate
 
 from flows.cli import first_try
 from flows.loaded import Loaded, load
@@ -45,6 +47,16 @@ def test_first_deployment_to_try_exists_and_needs_no_gpu(made, tmp_path, monkeyp
     names = {f"{flow_of(one).name}/{one['name']}": one for one in DEPLOYMENTS}
     assert names[deployment]["parameters"]["config"] == "configs/quickstart/quickstart.yaml"
     assert first_try(gpus=True).split()[3] in names
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda each: each["entrypoint"] + "/" + each["name"])
+def test_form_can_be_submitted_unchanged(deployment: dict[str, Any]) -> None:
+    """It sends the schema's defaults, and null for a field that was emptied."""
+    schema = parameter_schema_from_entrypoint(deployment["entrypoint"]).model_dump()
+    fields = schema["properties"].items()
+    unchanged = {name: field["default"] for name, field in fields if "default" in field} | deployment["parameters"]
+    emptied = {name: None for name, field in fields if "default" not in field}
+    assert validate(unchanged, schema) == validate(emptied | unchanged, schema) == []
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda each: each["entrypoint"] + "/" + each["name"])
