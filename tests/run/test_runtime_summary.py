@@ -96,11 +96,9 @@ def test_a_run_ends_well_although_the_doctor_cannot_read_its_records(
     config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = config.with_values({"mode": "both"})
-    sampled = rollouts_dir(config.job_dir) / "eval-test_step_2.jsonl"
-    sampled.parent.mkdir(parents=True)
-    sampled.write_text('{"prompt": "2 + ')
+    (rollouts_dir(config.job_dir) / "eval-test_step_2.jsonl").mkdir(parents=True)
     assert publish(attempt_at(config, time.monotonic()), {}, PLAIN)["findings"] == []
-    assert "the doctor could not examine the run at end: JSONDecodeError" in caplog.text
+    assert "the doctor could not examine the run at end: IsADirectoryError" in caplog.text
 
 
 def test_the_summary_prints_what_a_finding_may_be_caused_by() -> None:
