@@ -14,6 +14,7 @@ from typing import Any
 from prefect import Flow, State, get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import TerminationSignal
+from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
@@ -22,6 +23,7 @@ from tasks.frontend import PREFECT, PrefectFrontend, with_findings
 from tasks.prefect_api import NOT_PROMOTED, with_main_settings
 from tasks.reports import name_run
 from tasks.retries import retry_only_transient_faults
+from trinity_core.base.addresses import studio_page
 from trinity_core.base.errors import TrinityError
 from trinity_core.base.program import TERMINATED
 from trinity_core.config import Config, load_config
@@ -29,6 +31,7 @@ from trinity_core.config.findings import ConfigError
 from trinity_core.run.configuration import load_checked
 from trinity_core.run.driver import run_request
 from trinity_core.run.stage import StageRequest
+from trinity_core.run.summary import summary_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,18 @@ def run_stage(
         loaded = load(file, overrides, opened=trains)
         request = StageRequest(loaded.config, kind, stage, model_path, which, run, loaded.is_ready)
         summary = run_request(request, loaded.frontend)
+    log_results(loaded.config, summary)
     return ended(summary)
+
+
+def log_results(config: Config, summary: dict[str, Any]) -> None:
+    """Log a run's scores, the folder of its model and its page in Studio as one line, which
+    `prefect deployment run --watch` prints; not in a command, which prints the summary itself."""
+    if _LOADED.get() is None:
+        rows, run = dict(summary_rows(summary)), f"{summary['project']}/{summary['name']}"
+        results = [f"{title} {rows[title]}" for title in ("scores", "model") if title in rows]
+        page = studio_page(config.job_dir.parent.parent, run)
+        get_run_logger().info("%s", "; ".join([run, *results, f"Studio {page}"]))
 
 
 def ended(summary: dict[str, Any]) -> Any:

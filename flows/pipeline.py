@@ -6,7 +6,7 @@ from typing import Any
 
 from prefect import flow
 
-from flows.loaded import ended, load, run_title
+from flows.loaded import ended, load, log_results, run_title
 from flows.parameters import NO_OVERRIDES, ConfigFile, Overrides, RunTitle
 from tasks.prefect_api import with_main_settings
 from tasks.retries import retry_only_transient_faults
@@ -22,4 +22,5 @@ def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES, name: RunT
     with retry_only_transient_faults():
         loaded = load(config, with_main_settings(overrides, "", name=name), opened=True)
         summary = run_pipeline(loaded.config, loaded.frontend, loaded.is_ready)
+    log_results(loaded.config, summary)
     return ended(summary)

@@ -266,6 +266,9 @@ def test_a_pipeline_has_stages_of_every_kind(
     lines = own_log(f"tests/{summary['name']}")
     assert [line for line in lines if f"step {standins.STEPS} of {standins.STEPS}" in line], "that of its stages"
     assert len([line for line in lines if "Beginning subflow run" in line]) == 5, "told once"
+    results, state = lines[-2:]
+    assert "Finished in state" in state and "base score: 0.500, tune: 0.560, bench: 0.500, sft: 0.560" in results
+    assert summary["hf_dir"] in results and f"/runs?run=tests%2F{summary['name']}" in results, "`--watch` prints it"
     scores = {"before": 0.5, "tune": 0.56, "bench": 0.5, "sft": 0.56}
     assert summary["scores"] == scores, "the stand-in scores by the step alone"
     assert summary["steps"] == {"tune": standins.STEPS, "bench": 0, "sft": standins.STEPS}

@@ -116,14 +116,19 @@ def page_address(checkpoint_root_dir: Path, page: str) -> str:
     return str(read_json(page_note(checkpoint_root_dir, page)).get("url", ""))
 
 
+def studio_page(checkpoint_root_dir: Path, run: str) -> str:
+    """Return the address of a run's page (`project/name`) in Studio; while that is not served, with its usual port."""
+    studio = page_address(checkpoint_root_dir, "studio") or f"http://{LOOPBACK}:{STUDIO_PORT}"
+    return f"{studio}/runs?{urlencode({'run': run})}"
+
+
 def studio_links(checkpoint_root_dir: Path, run: str, sampled: str = "") -> list[str]:
     """Return Markdown links to a run (`project/name`) and its rollouts, or those of the run `sampled`, in Studio. While
     Studio is not served, they give its usual address and commands instead."""
     served = page_address(checkpoint_root_dir, "studio")
-    studio = served or f"http://{LOOPBACK}:{STUDIO_PORT}"
-    page = f"[Run in Studio]({studio}/runs?{urlencode({'run': run})})"
+    page = f"[Run in Studio]({studio_page(checkpoint_root_dir, run)})"
     if served:
-        return [page, f"[Rollouts]({studio}{rollouts_page(sampled or run)})"]
+        return [page, f"[Rollouts]({served}{rollouts_page(sampled or run)})"]
     folder = shlex.quote(str(checkpoint_root_dir / (sampled or run)))
     return [f"{page} after `trinity up`", f"Rollouts: `trinity view --checkpoint-dir {folder}`"]
 
