@@ -20,7 +20,7 @@ from prefect.states import Completed
 
 from flows.local.worker import mark_ended
 from tasks.frontend import PREFECT, PrefectFrontend, with_findings
-from tasks.prefect_api import NOT_PROMOTED, with_main_settings
+from tasks.prefect_api import NOT_PROMOTED, REFUSED, with_main_settings
 from tasks.reports import name_run
 from tasks.retries import retry_only_transient_faults
 from trinity_core.base.addresses import studio_page
@@ -64,7 +64,7 @@ def load(file: str, overrides: Sequence[str], opened: bool = False) -> Loaded:
     except ConfigError as error:
         first, *others = error.problems
         reason = f"{first.key}: {first.advice}" if first.key else str(first)
-        name_run(f"{Path(file).stem} refused: {reason}", f" (and {len(others)} more)" if others else "")
+        name_run(f"{flow_run.name}{REFUSED}{reason}", f" (and {len(others)} more)" if others else "")
         raise refusal(error.problems) from None
     return Loaded(config, file, overrides, is_ready=opened)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -16,7 +16,7 @@ from studio.curves import Curves, Point, one_after_another
 from studio.launch import Launch, is_starting
 from studio.prefect_runs import FlowRunSeen, recent_runs
 from studio.settings import StudioSettings
-from tasks.prefect_api import MAIN_SETTINGS, with_main_settings
+from tasks.prefect_api import MAIN_SETTINGS, REFUSED, with_main_settings
 from tasks.retries import api_faults
 from trinity_core.base.files import read_json
 from trinity_core.base.layout import JobLayout, label_of, run_of, stages_of
@@ -55,7 +55,7 @@ class Run:
     """A run, in progress or over."""
 
     name: str
-    """`project/name`; if it has not begun, or was refused, `flow FILE` with its overrides."""
+    """`project/name`; until Prefect knows that, the flow run's name, with `(flow FILE overrides)`."""
     state: RunState
     folder: Path | None = None
     detail: str = ""
@@ -133,12 +133,7 @@ class Run:
         parameters = self.flow_run.parameters if self.flow_run is not None else {}
         run = self.folder.name if self.folder is not None and (self.folder / CLAIM).exists() else ""
         if isinstance(file := parameters.get("config"), str) and file:
-            stage = str(parameters.get("stage") or "")
-            main_settings = {name: parameters.get(name) for name in MAIN_SETTINGS}
-            overrides = _last_of_each(with_main_settings(parameters.get("overrides") or (), stage, **main_settings))
-            if (model := parameters.get("model_path")) and not stage:  # a stage begins with the previous one's
-                overrides.append(f"model.model_path={model}")
-            return Launch(file, tuple(overrides), stage, run=run)
+            return Launch(file, tuple(_settings_of(parameters)), str(parameters.get("stage") or ""), run=run)
         if self.folder is None or not self.config or MASK in str(self.config):
             return None
         return Launch(str(config_path(self.folder)), run=run)
@@ -161,9 +156,12 @@ class Run:
         return (record.earlier if record else 0.0) + max((until - self.began).total_seconds(), 0.0)
 
 
-def _last_of_each(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides without those that a later one of the same key replaces, and without needless quotes."""
-    last: dict[str, str] = {}
+def _settings_of(parameters: Mapping[str, Any]) -> list[str]:
+    """Return a flow run's overrides, main settings and model, the last one of each key, without needless quotes."""
+    main_settings, stage = {name: parameters.get(name) for name in MAIN_SETTINGS}, str(parameters.get("stage") or "")
+    overrides, last = with_main_settings(parameters.get("overrides") or (), stage, **main_settings), dict[str, str]()
+    if (model := parameters.get("model_path")) and not stage:  # a stage begins with the previous one's
+        overrides.append(f"model.model_path={model}")
     for key, equals, value in (override.partition("=") for override in overrides):
         plain = QUOTED.fullmatch(value)
         last.pop(key, None)
@@ -187,7 +185,7 @@ def find_runs(checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = ()) -> list[
     by_name: dict[str, list[FlowRunSeen]] = {}
     for seen in flow_runs:
         if seen.flow not in SIDE_FLOWS:
-            by_name.setdefault(_name_of(seen), []).append(seen)
+            by_name.setdefault(_name_of(seen, folders), []).append(seen)
     for of_name in by_name.values():
         of_name.sort(key=lambda seen: seen.flow == "gate")  # `trinity promote` bears the name of the candidate's run
     names = dict.fromkeys([*folders, *reversed(by_name)])
@@ -291,15 +289,16 @@ def _read(run: Run, folder: Path, curves: Curves, evaluations: list[MetricLine],
     )  # fmt: skip
 
 
-def _name_of(run: FlowRunSeen) -> str:
-    labels = run.tags.get("project", ""), run.tags.get("name", "")
-    if all(labels):
-        return "/".join(labels)
-    # Its configuration is not read yet, or was refused: its parameters identify it, as in a command.
-    file, overrides = run.parameters.get("config"), run.parameters.get("overrides") or ()
-    parts = (override.partition("=") for override in overrides)
+def _name_of(run: FlowRunSeen, folders: Collection[str]) -> str:
+    if run.tags.keys() >= {"project", "name"}:
+        return f"{run.tags['project']}/{run.tags['name']}"
+    # Its configuration is not read yet, or was refused, which says nothing of an existing run of that name.
+    title, file = run.title.partition(REFUSED)[0], run.parameters.get("config")
+    if title.count("/") == 1 and not (run.kind == "FAILED" and title in folders):
+        return title
+    parts = (override.partition("=") for override in _settings_of(run.parameters))
     shown = [f"{key}{equals}{without_secrets(value, key.split('.')[-1])}" for key, equals, value in parts]
-    return " ".join([run.flow, str(file), *shown, f"({run.title})"]) if file else run.title
+    return f"{run.title} ({' '.join([run.flow, str(file), *shown])})" if file else run.title
 
 
 def _run(name: str, folder: Path | None, flow_runs: Sequence[FlowRunSeen]) -> Run:

@@ -27,6 +27,8 @@ def api_client(api_url: str, key: str = "") -> Iterator[SyncPrefectClient]:
 
 NOT_PROMOTED = "Completed, not promoted"
 """Name of the state of a flow whose gate has not promoted the candidate."""
+REFUSED = " refused: "
+"""Between the name and the reason in the name of a flow run whose configuration was refused."""
 WITH_FINDINGS = "Completed, with findings"
 """Name of the state of a flow whose run has ended, but in which `trinity doctor` finds something."""
 MAIN_SETTINGS = {

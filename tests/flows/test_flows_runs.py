@@ -311,4 +311,7 @@ def test_a_wrong_configuration_fails_at_once(tmp_path: Path, prefect_api: str, m
     assert state.is_failed() and "bufer" in state.message
     with get_client(sync_client=True) as client:
         assert "bufer" in client.read_flow_run(state.state_details.flow_run_id).name
+        state = rft(config=str(path), name="bad", algorithm_type="grpoo", model_path=model, return_state=True)
+        refused = client.read_flow_run(state.state_details.flow_run_id).name
+    assert refused.startswith("tests/bad refused: algorithm.algorithm_type"), "as Studio reads it"
     assert not (tmp_path / "tests").exists()

@@ -573,7 +573,7 @@ def test_a_refused_run_says_what_to_do(folder: Path) -> None:
         show_run(find_runs(Path(), [seen])[0], [], studio_settings([]))
 
     page = AppTest.from_function(refused, default_timeout=60).run()
-    assert not page.exception and page.subheader[0].value == "rft games/my.yaml (odd-name)"
+    assert not page.exception and page.subheader[0].value == "odd-name (rft games/my.yaml)"
     assert page.text[0].value == "two problems" and "games/my.yaml" in page.info[0].value
     assert not any("Step" in part.proto.body for part in page.get("html"))
 

@@ -223,16 +223,22 @@ def test_a_flow_run_stands_for_its_parts_of_the_same_name(tmp_path: Path, monkey
     assert run.flow_run is not None and run.flow_run.id == str(whole.id)
 
 
-def test_runs_that_wait_or_were_refused_have_the_names_of_flow_and_file(tmp_path: Path) -> None:
-    """With overrides, whose secrets are masked; Prefect's own name tells two of the same command apart."""
-    asked = {"config": "my.yaml", "overrides": ["seed=1", "algorithm.judge.api_key=abc"]}
+def test_runs_that_wait_or_were_refused_have_prefects_name(tmp_path: Path) -> None:
+    """It tells two of the same command apart; with settings, whose secrets are masked, until it is project and name."""
+    asked = {"config": "my.yaml", "overrides": ["seed=1", "algorithm.judge.api_key=abc"], "name": "mine"}
     begun = [
         flow_run(f"number {kind}", kind, title=f"odd-{kind}", tags={}, parameters=asked)
         for kind in ("SCHEDULED", "FAILED")
     ]
-    shown = "rft my.yaml seed=1 algorithm.judge.api_key="
-    names = [f"{shown}{MASK} (odd-{kind})" for kind in ("SCHEDULED", "FAILED")]
+    shown = f"(rft my.yaml seed=1 algorithm.judge.api_key={MASK} name=mine)"
+    names = [f"odd-{kind} {shown}" for kind in ("SCHEDULED", "FAILED")]
     assert sorted(run.name for run in find_runs(tmp_path, begun)) == sorted(names)
+
+    folder(tmp_path, "there", outcome=RunOutcome.FINISHED)
+    titles = {"p/bad refused: a/b": "FAILED", "p/there refused: a/b": "FAILED", "p/new": "RUNNING"}
+    begun = [flow_run(title, kind, title=title, tags={}, parameters={}) for title, kind in titles.items()]
+    names = ["p/bad", "p/new", "p/there", "p/there refused: a/b"]
+    assert sorted(run.name for run in find_runs(tmp_path, begun)) == names, "an existing run keeps its page"
 
 
 @pytest.mark.parametrize("kind", PREFECT_STATES)
