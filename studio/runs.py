@@ -123,7 +123,7 @@ class Run:
     @property
     def began(self) -> datetime | None:
         if self.record:
-            return datetime.fromtimestamp(self.record.began, UTC)
+            return datetime.fromtimestamp(self.record.run_began, UTC)
         return self.flow_run.began if self.flow_run else None
 
     @property
@@ -153,7 +153,8 @@ class Run:
         until = ended if self.state.is_over else now
         if (record and record.seconds is not None) or self.began is None or until is None:
             return record.seconds if record else None
-        return (record.earlier if record else 0.0) + max((until - self.began).total_seconds(), 0.0)
+        earlier, began = (record.earlier, record.began) if record else (0.0, self.began.timestamp())
+        return earlier + max(until.timestamp() - began, 0.0)
 
 
 def _settings_of(parameters: Mapping[str, Any]) -> list[str]:

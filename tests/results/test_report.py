@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -44,7 +44,8 @@ def runs(tmp_path: Path) -> Path:
         write_json(JobLayout(job).note, {"text": "the good one"})
         made_from = {"inputs": {"/data/train.jsonl": "7493ac74"}}
         write_json(job / "summary.json", {"seconds": 80.0, "findings": [finding], "made_from": made_from})
-        record = RunRecord("finished", began=100.0, ended=160.0, earlier=29.5, software={"torch": "2.13.0"})
+        record = RunRecord("finished", began=1e6, ended=1e6 + 60.0, earlier=29.5, software={"torch": "2.13.0"})
+        record = replace(record, first_began=5.5 * 86400.0)
         write_json(record_path(job), asdict(record))
     return tmp_path / "p"
 
@@ -58,6 +59,7 @@ def test_a_report_has_scores_findings_curve_differences_and_samples(runs: Path, 
     score = "<td>2</td><td>0.500</td><td>0.400 to 0.600</td>"
     shown = (
         score,
+        "06 Jan 1970",
         "test (400 answers)",
         "torch 2.13.0",
         "<td>7493ac74</td>",

@@ -110,6 +110,18 @@ def test_a_flow_run_is_shown_once_with_what_its_folder_says(tmp_path: Path) -> N
     assert replace(run, total_steps=2).progress == "3", "started again with fewer steps"
 
 
+def test_a_later_attempt_changes_neither_begin_nor_place_in_the_list(tmp_path: Path) -> None:
+    """By their begin a comparison takes its baseline too."""
+    jobs = [folder(tmp_path, name, minutes, RunOutcome.FAILED) for minutes, name in enumerate(("one", "two"))]
+    for _ in range(2):
+        second = record_start(jobs[0], {}, "rft")
+    assert second is not None
+    later = datetime.fromtimestamp(second.began, UTC) + timedelta(seconds=30)
+    two, one = find_runs(tmp_path)
+    assert (two.name, one.name, one.began) == ("p/two", "p/one", NOON)
+    assert one.seconds(later) == pytest.approx(120.0 + 30.0), "of each attempt, without the time between them"
+
+
 def test_a_promotion_does_not_stand_for_the_run_whose_model_it_promotes(tmp_path: Path) -> None:
     folder(tmp_path, "one", outcome=RunOutcome.FINISHED)
     promotion = flow_run("one", minutes=9, id="gate", flow="gate", kind="RUNNING", parameters={"config": "gate.yaml"})

@@ -116,7 +116,7 @@ def _facts(folder: Path) -> str:
     facts = {
         "state": record.present_state.value if record is not None else "",
         "error": record.error if record is not None else "",
-        "began": f"{datetime.fromtimestamp(record.began, UTC).astimezone():%d %b %Y %H:%M %Z}" if record else "",
+        "began": f"{datetime.fromtimestamp(record.run_began, UTC).astimezone():%d %b %Y %H:%M %Z}" if record else "",
         "took": duration(record.seconds) if record is not None and record.seconds is not None else "",
         "algorithm": " → ".join(stages_of(folder)) or value_at(config, "algorithm.algorithm_type"),
         "model": label_of(value_at(config, "model.model_path") or ""),

@@ -75,6 +75,8 @@ class RunRecord:
     """Software versions, see `run.nodes.software`; empty in records of older releases."""
     error: str = ""
     """Why it failed; empty for other states and in records of older releases."""
+    first_began: float | None = None
+    """When the first attempt began; None if this is the first, or unknown (older releases)."""
 
     @property
     def present_state(self) -> RunState:
@@ -82,6 +84,11 @@ class RunRecord:
         state = RunState(self.state)
         gone = not state.is_over and self.host == socket.gethostname() and not self.works_here
         return RunState.KILLED if gone else state
+
+    @property
+    def run_began(self) -> float:
+        """When the run's first attempt began, if known, else its latest."""
+        return self.began if self.first_began is None else self.first_began
 
     @property
     def seconds(self) -> float | None:
@@ -114,8 +121,9 @@ def record_start(
     pid, host, previous = os.getpid(), socket.gethostname(), read_record(job_dir)
     earlier = (previous.seconds or previous.earlier) if previous else 0.0
     record = RunRecord(
-        RunState.RUNNING.value, time.time(), None, stage, pid, host, start_mark(pid), earlier, dict(software or {})
-    )
+        RunState.RUNNING.value, time.time(), None, stage, pid, host, start_mark(pid), earlier, dict(software or {}),
+        first_began=previous.run_began if previous else None,
+    )  # fmt: skip
     text = _as_yaml(config)
     private_folder(record_path(job_dir).parent)
     write_atomically(config_path(job_dir), text.encode(), durable=False)
