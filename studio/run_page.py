@@ -29,7 +29,7 @@ from trinity_core.exchange.tracking.mlflow_writer import served_run
 from trinity_core.exchange.tracking.run_record import RunState, config_path
 from trinity_core.exchange.tracking.scores import latest_scores
 from trinity_core.results.audit import stores_of
-from trinity_core.results.compare import NO_SCORES, Comparison, compare, comparison_text, difference_text, shown
+from trinity_core.results.compare import NO_SCORES, Comparison, compare, comparison_text, difference_text, shown_setting
 from trinity_core.results.doctor import Diagnosis, diagnose
 from trinity_core.results.evidence import gather
 from trinity_core.results.normal import hints
@@ -111,7 +111,7 @@ def show_differences(comparison: Comparison, names: Sequence[str]) -> None:
         if not group.sets:
             st.markdown(f":gray-badge[no verdict] **{escaped(who)}**, {NO_SCORES.strip()}")
     values = comparison.configuration.items()
-    rows = [{"key": key} | dict(zip(names, map(shown, of_runs), strict=True)) for key, of_runs in values]
+    rows = [{"key": key} | dict(zip(names, shown_setting(key, of_runs), strict=True)) for key, of_runs in values]
     st.markdown("**Configuration**" if rows else "The configurations are the same.")
     if rows:
         show_rows(rows)

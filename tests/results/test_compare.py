@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from operator import gt, lt
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,14 @@ from trinity_core.exchange.checkpoints.resume import update_meta
 from trinity_core.exchange.tracking.answers import TaskAnswers, save_answers
 from trinity_core.exchange.tracking.metrics_file import MetricsFile
 from trinity_core.exchange.tracking.run_record import record_start
-from trinity_core.results.compare import comparable_settings, compare, differing
+from trinity_core.results.compare import (
+    comparable_settings,
+    compare,
+    comparison_text,
+    differing,
+    read_run,
+    shown_setting,
+)
 from trinity_core.results.paired import paired, paired_by_blocks, paired_over_seeds
 
 SCORES = st.dictionaries(st.sampled_from("abcdef"), st.lists(st.sampled_from([None, 0.0, 0.5, 1.0]), max_size=3))
@@ -148,6 +156,25 @@ def test_a_stage_has_the_score_that_the_next_one_measured_before_its_first_step(
     write_json(tmp_path / "p/all/stages.json", {"sft": "sft", "rft": "rft"})
     difference = compare([sft, rft]).others[0].sets["test"].difference
     assert (difference.verdict, difference.pairs) == ("better", 100)
+    assert [read_run(stage).step for stage in (sft, rft)] == [9, 10]
+
+
+def test_models_are_named_by_run_and_step_and_scores_of_other_steps_are_noted(tmp_path: Path) -> None:
+    folders = [run_folder(tmp_path, name, 0.5, 1, step=step) for name, step in (("one", 30), ("two", 60))]
+    models = [f"{tmp_path}/p/sft/global_step_{step}/actor/huggingface" for step in (9, 110)]
+    for folder, model in zip(folders, models, strict=True):
+        record_start(folder, {"model": {"model_path": model}}, "rft")
+    compared = compare(folders)
+    assert compared.configuration["model.model_path"] == models
+    lines = comparison_text(compared).splitlines()
+    assert "  model.model_path  sft step 9 | sft step 110" in lines
+    assert "note: scores of different steps: p/one at step 30, p/two at step 60" in lines
+    assert "configuration  A | B" in lines and "A  p/one" in lines
+    alike = replace(compared, configuration={}, notes=[])
+    assert not [line for line in comparison_text(alike).splitlines() if line.startswith("A")], "no column to name"
+    elsewhere = [models[0], models[0].replace("/p/", "/q/")]
+    assert shown_setting("model.model_path", elsewhere) == elsewhere, "by their short names they would be one"
+    assert compare([folders[0], folders[0]]).notes == []
 
 
 def test_seeds_of_one_configuration_and_runs_without_answers(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.base.errors import DataError
-from trinity_core.base.layout import step_of
+from trinity_core.base.layout import label_of, step_of
 from trinity_core.config.fields import plain_settings
 from trinity_core.config.paths import normalised
 from trinity_core.config.source import WHOLE, inherited, merge
@@ -44,7 +44,7 @@ class ComparedRun:
 
     name: str
     step: int | None
-    """Step of the evaluation; None without any."""
+    """Step of the checkpoint whose scores these are; None without any."""
     config: Mapping[str, Any]
     """As recorded; dotted key → value once `compare` has read all runs."""
     data: Mapping[str, Any]
@@ -148,11 +148,12 @@ def read_run(path: Path) -> ComparedRun:
     metrics = [line.metrics for line in read_evaluations(scored) if line.step == at]
     if step is not None and not metrics and not path.is_dir():
         raise DataError(f"there is no checkpoint {path}, and no score of its step", key=str(path))
+    following = None if scored == folder else next_stage(folder)
     answers = {name: read_answers(scored, name, at or 0) for name in (evaluated_sets(metrics[-1]) if metrics else ())}
     record = read_record(folder)
     return ComparedRun(
         f"{folder.parent.name}/{folder.name}" + ("" if step is None else f" step {step}"),
-        at if metrics else None,
+        (following[1] if following else at) if metrics else None,
         read_config(folder),
         input_digests(folder),
         record.software if record is not None else {},
@@ -246,6 +247,9 @@ def _changed(before: Mapping[str, TaskAnswers], after: Mapping[str, TaskAnswers]
 
 
 def _notes(runs: Sequence[ComparedRun]) -> Iterator[str]:
+    if len({run.step for run in runs if run.answers}) > 1:
+        steps = [f"{run.name.removesuffix(f' step {run.step}')} at step {run.step}" for run in runs if run.answers]
+        yield f"scores of different steps: {', '.join(steps)}"
     if missing := [run.name for run in runs if not run.answers]:
         yield f"without stored answers: {', '.join(missing)}; `trinity evaluate --config FILE --which all` stores them"
     if missing := [run.name for run in runs if not run.data]:
@@ -257,11 +261,13 @@ def comparison_text(
 ) -> str:
     """Return differences of what the runs were made from, then of their scores, then the samples that changed; unless
     `everything` is true only the first of them, and how many more there are."""
-    lines = [f"{chr(ord('A') + i)}  {name}" for i, name in enumerate(comparison.runs)]
+    letters = [chr(ord("A") + i) for i in range(len(comparison.runs))]
+    has_rows = any(getattr(comparison, title) for title in titles)
+    lines = [f"{letter}  {name}" for letter, name in zip(letters, comparison.runs, strict=True)] if has_rows else []
     for title in titles:
         rows = getattr(comparison, title)
-        lines += ["", title if rows else f"{title}: no difference"]
-        listed = [f"  {key}  {' | '.join(map(shown, values))}" for key, values in rows.items()]
+        lines += ["", f"{title}  {' | '.join(letters)}" if rows else f"{title}: no difference"]
+        listed = [f"  {key}  {' | '.join(shown_setting(key, values))}" for key, values in rows.items()]
         lines += listed if everything else _first(listed, LISTED, "  … {} more")
     for group in comparison.others:
         lines += ["", f"{', '.join(group.runs)} against {', '.join(comparison.baseline)}"]
@@ -270,7 +276,7 @@ def comparison_text(
         lines += [] if group.sets else [NO_SCORES]
         if group.rewards is not None:
             lines.append(f"  training reward: {difference_text(group.rewards)} common steps; {TRAINED_ON}")
-    return "\n".join([*lines, *(f"note: {note}" for note in comparison.notes)])
+    return "\n".join([*lines, *(f"note: {note}" for note in comparison.notes)]).lstrip("\n")
 
 
 def _set_lines(name: str, compared: SetComparison, everything: bool) -> list[str]:
@@ -313,3 +319,11 @@ def difference_text(of: Difference) -> str:
 
 def shown(value: Any) -> str:
     return "–" if value is None else str(value)
+
+
+def shown_setting(key: str, values: Sequence[Any]) -> list[str]:
+    """Return a setting's value in each run as text. Models have the short names of `label_of` if these differ as their
+    paths do."""
+    texts = [shown(value) for value in values]
+    labels = [label_of(text) for text in texts] if key.endswith("model_path") else texts
+    return labels if len({*labels}) == len({*texts}) else texts
