@@ -1,4 +1,4 @@
-"""The docs of this release, one page at a time, at `/docs?page=studio.md`."""
+"""The docs of this release, one page at a time, at `/docs?page=studio.md`, or at a section (`#runs`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ORDER = (
 )
 """Pages as the README lists them."""
 HEADING = re.compile(r"^# (.*)", re.MULTILINE)
-LINK = re.compile(r"\]\((?!\w+:)([\w-]+\.md)(?:#[\w-]*)?\)")
+LINK = re.compile(r"\]\((?!\w+:)([\w-]+\.md(?:#[\w-]*)?)\)")
 PICTURE_OR_FILE = re.compile(r"!\[[^]]*\]\([^)]*\)|(?<=\])\((?!\w+:|\?page=)[^)]*\)")
 """Matches pictures, which a package leaves out, and the target of links that lead to no page."""
 
@@ -25,7 +25,7 @@ def docs_page() -> None:
     pages = {f"{name}.md": (docs / f"{name}.md").read_text(encoding="utf-8") for name in ORDER.split()}
     titles = {name: heading[1] if (heading := HEADING.search(text)) else name for name, text in pages.items()}
     asked = st.query_params.get("page", "")
-    first = [*pages].index(asked) if asked in pages else 0
-    name = str(st.selectbox("Page", [*pages], first, titles.__getitem__))
-    st.query_params["page"] = name
+    name = str(st.selectbox("Page", [*pages], [*pages].index(asked) if asked in pages else 0, titles.__getitem__))
+    if name != asked:  # setting it would remove the anchor of a section from the address
+        st.query_params["page"] = name
     st.markdown(PICTURE_OR_FILE.sub("", LINK.sub(r"](?page=\1)", pages[name])))

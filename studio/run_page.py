@@ -193,7 +193,7 @@ def show_findings(runs: Sequence[Run]) -> None:
             text = f"**{name}{found.check}**: {escaped(found.evidence)}. {escaped(found.cause)}."
             st.warning(f"{text}  \n{escaped(found.next_step)}.", icon=":material/stethoscope:")
         for hint in hints({name: [point.value for point in curve.values()] for name, curve in run.curves.items()}):
-            st.caption(f":material/lightbulb: {hint} [What is normal](docs?page=troubleshooting.md)")
+            st.caption(f":material/lightbulb: {hint} [What is normal](docs?page=troubleshooting.md#what-is-normal)")
 
 
 @st.cache_resource(ttl=60, max_entries=64, show_spinner=False)

@@ -414,7 +414,8 @@ def test_docs_lead_from_page_to_page(folder: Path) -> None:
     assert page.run().markdown[0].value.startswith("# The doctor")
     page.selectbox[0].set_value("studio.md").run()
     text = page.markdown[0].value
-    assert not page.exception and "](?page=flows.md)" in text and "](pictures" not in text and "](../" not in text
+    assert not page.exception and "](pictures" not in text and "](../" not in text
+    assert "](?page=flows.md#who-can-reach-what)" in text
     assert page.query_params["page"] == "studio.md" and page.run().markdown[0].value == text
 
 

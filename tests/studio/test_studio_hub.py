@@ -87,6 +87,16 @@ def test_a_run_has_a_page_of_its_own(studio: Served, runs: Path, tmp_path: Path)
     asyncio.run(look())
 
 
+def test_a_link_to_a_section_of_the_docs_shows_the_section(studio: Served, tmp_path: Path) -> None:
+    top = "document.querySelector('#what-is-normal')?.getBoundingClientRect().top"
+
+    async def look() -> None:
+        async with opened("about:blank", tmp_path) as page:
+            await go(page, studio, "/docs?page=troubleshooting.md#what-is-normal", f"Math.abs({top}) < 200")
+
+    asyncio.run(look())
+
+
 def test_a_first_score_stands_at_step_0(studio: Served, tmp_path: Path) -> None:
     """While a pipeline's first stage trains there is no other."""
     folder = studio.root / "checkpoints/first/pipeline"
