@@ -239,9 +239,7 @@ def show_rollouts(runs: Sequence[Run], checkpoints: Path) -> None:
     if not names:
         show_none("rollouts", runs, "without any", "the first ones are kept after the first evaluation or explore step")
         return
-    address = rollouts_page(*(names if len(names) == len(runs) == 2 else names[-1:]))
-    st.link_button("Open in its own tab", address, icon=":material/open_in_new:")
-    st.iframe(address, height=900)
+    st.iframe(rollouts_page(*(names if len(names) == len(runs) == 2 else names[-1:])), height=900)
 
 
 def show_configuration(run: Run) -> None:

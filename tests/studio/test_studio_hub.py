@@ -23,7 +23,8 @@ from trinity_core.exchange.tracking.run_record import read_record, record_end, r
 from trinity_core.exchange.tracking.writers import RunOutcome
 
 TABLE = "document.querySelector('[data-testid=stDataFrame]')"
-INSIDE = "document.querySelector('iframe')?.contentDocument?.body?.innerText"
+FRAME = "document.querySelector('iframe')"
+INSIDE = f"{FRAME}?.contentDocument?.body?.innerText"
 NO_FAULT = "!document.querySelector('[data-testid=stException]')"
 
 
@@ -83,6 +84,12 @@ def test_a_run_has_a_page_of_its_own(studio: Served, runs: Path, tmp_path: Path)
             await page.until(f"{has('trinity doctor')} && {IDLE}", "a reload shows the same part of the same run")
             await page.click(part("Rollouts"))
             await page.until(f"{INSIDE}?.includes('It is 4.')", "the rollouts are shown")
+            await page.value(f"{FRAME}.contentDocument.querySelector('tbody tr a').click(), true")
+            own = f"{FRAME}.contentDocument.querySelector('#own')"
+            await page.until(f"/rollout=/.test({own}?.href)", "the link leads to the rollout that is open")
+            address = await page.value(f"{own}.href")
+        async with opened(address, tmp_path) as page:
+            await page.until("!!document.querySelector('.pane') && !document.querySelector('#own').checkVisibility()")
 
     asyncio.run(look())
 
@@ -172,7 +179,7 @@ def test_what_a_run_does_now_is_said(studio: Served, runs: Path, tmp_path: Path)
             await go(page, studio, "/runs?run=hub/pipeline", f"!!{TABLE} && {has('Report')}")
             first = "document.querySelector('[data-testid=stVegaLiteChart] .role-axis-label text')?.textContent"
             await page.until(f"{first} === '0'", "the curves begin with the score of the first model")
-            await go(page, studio, "/runs?run=hub/pipeline&tab=Rollouts", has("Open in its own tab"))
+            await go(page, studio, "/runs?run=hub/pipeline&tab=Rollouts", f"!!{FRAME}")
             await page.until(f"{INSIDE}?.includes('It is 4.')", "the rollouts of its stage are shown")
 
     asyncio.run(look())

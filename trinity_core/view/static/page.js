@@ -29,6 +29,7 @@ function remember() {
   const { by, down } = table.order;
   applied = `#${new URLSearchParams({ run: byId("run").value, tab, ...filled, ...tokens, by, down: Number(down) })}`;
   if (location.hash !== applied) history.replaceState(null, "", applied);
+  Object.assign(byId("own"), { href: applied, hidden: window === parent });  // inside Studio the address is not to be seen
 }
 groups.connect(remember, (task) => {
   byId("rows").reset();
