@@ -57,7 +57,7 @@ if [ -n "$optional" ]; then  # pycosat, which reasoning-gym needs, is built here
     }
 fi
 .venv/bin/uv pip install --python .venv/bin/python -q --no-deps --no-build-isolation -e . || die "the project itself could not be installed"
-.venv/bin/python -c 'import torch' 2>/dev/null || die "torch $(grep '^torch==' requirements/$kind.txt) does not import: on a machine without a GPU it has to be the CPU build; put its wheel in a folder and run PIP_FIND_LINKS=that/folder make install"
 # Compiled once here: elsewhere Python does it at the first import, and at every one where it may write no bytecode.
 .venv/bin/python requirements/compile.py || die "the installed packages could not be compiled"
+.venv/bin/python -c 'import torch' 2>/dev/null || die "torch $(grep '^torch==' requirements/$kind.txt) does not import: on a machine without a GPU it has to be the CPU build; put its wheel in a folder and run PIP_FIND_LINKS=that/folder make install"
 echo "$digest" >"$stamp"
