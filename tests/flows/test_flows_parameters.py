@@ -95,6 +95,7 @@ def test_other_overrides_do_not_rewrite_the_quick_start(monkeypatch: pytest.Monk
         "flows.pipeline.load", lambda file, overrides, opened: Loaded(load_config(file, overrides), "", ())
     )
     monkeypatch.setattr("flows.pipeline.run_pipeline", lambda config, *_: {"name": config.name})
+    monkeypatch.setattr("flows.pipeline.log_results", lambda config, summary: None)
     [quickstart] = [
         one["parameters"] for one in DEPLOYMENTS if flow_of(one) is pipeline and one["name"] == "quickstart"
     ]

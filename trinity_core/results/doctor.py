@@ -98,7 +98,7 @@ def failed(evidence: Evidence) -> Iterator[Sign]:
         yield (
             f"after train step {max(evidence.trained)}" if evidence.trained else "before its first train step",
             evidence.failure.rstrip(".") or "Its record does not say why",
-            "`trinity log --checkpoint-dir DIR --level WARNING` shows what led to it",
+            f"`trinity log --checkpoint-dir {evidence.folder} --level WARNING` shows what led to it",
         )
 
 
