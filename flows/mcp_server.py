@@ -83,8 +83,8 @@ class Tools:
         """Start a run in the background, or resume the one of the same name; return its `project/name`."""
         checked = self.validate(config, overrides)
         if not checked["accepted"]:
-            parts = [[problem[part] for part in ("key", "message")] for problem in checked["problems"]]
-            raise ToolError("\n".join(": ".join(filter(None, each)) for each in parts))
+            problems = [filter(None, (problem["key"], problem["message"])) for problem in checked["problems"]]
+            raise ToolError("\n".join(map(": ".join, problems)))
         launch = Launch(config, tuple(overrides))
         if not start_run(launch, checked["run"], Path(checked["job_dir"]), self._settings):
             detail = f"Started, but not begun within {BEGIN_SECONDS:g} s: `runs` lists it once it has."

@@ -89,7 +89,7 @@ def keeping_dropped() -> Iterator[None]:
 
 def raise_dropped() -> None:
     """Raise in the main thread what `keeping_dropped` has kept, once."""
-    while _dropped and threading.current_thread() is threading.main_thread():
+    if _dropped and threading.current_thread() is threading.main_thread():
         error = _dropped.pop()
         _dropped.clear()
         raise error

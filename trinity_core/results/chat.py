@@ -207,8 +207,8 @@ def _refuse_missing(model: str, what: str, remedy: str, key: str = "model.model_
 
 
 def chat(conversation: Conversation, lines: Iterable[str], say: Callable[[str], object]) -> None:
-    """Answer each line with every model; `/new` begins a new conversation. Raises DataError for a
-    first question that cannot be answered; of a later one that is said."""
+    """Answer each line with every model; `/new` begins a new conversation. Raises DataError if the
+    first question cannot be answered; for a later one, prints the error."""
     width = max(map(len, conversation.models))
     for line in map(str.strip, lines):
         if line == NEW:
